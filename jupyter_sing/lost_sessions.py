@@ -17,7 +17,7 @@ from kernelproxy.agent.status.session_status import user_name
 from kernelproxy.common import options, paths
 from kernelproxy.common.errors import StoreError
 from kernelproxy.common.protocol.views import CheckpointView, LastCheckpointView, SessionView
-from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.chunk_store import ChunkStore
 
 REASON = "The GPU session has ended, and its GPU memory is lost. Restart the kernel."
 RESTORE = "The GPU session has ended. To continue, restart the kernel and restore checkpoint {}."
@@ -112,7 +112,7 @@ async def stored() -> list[CheckpointView]:
     directory = paths.data_dir() / "states"
     if not directory.is_dir():
         return []
-    return await Checkpoints(lambda: Store(directory)).all(os.getuid())
+    return await Checkpoints(lambda: ChunkStore(directory)).all(os.getuid())
 
 
 async def _on_disk() -> list[CheckpointView]:

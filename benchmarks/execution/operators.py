@@ -40,7 +40,7 @@ class Issue:
 
 
 @dataclass(frozen=True)
-class Scalar:
+class ScalarReads:
     """Microseconds to read a number from the device, while the worker is awake.
 
     Parameters
@@ -76,7 +76,7 @@ class Small:
     """
 
     issues: list[Issue]
-    scalar: Scalar
+    scalar: ScalarReads
     trips: dict[str, float]
     idle_seconds: float
     idle_cpu: dict[str, float]
@@ -118,7 +118,7 @@ def measure_small(
     trips = proxied.order("trips")
     return Small(
         issues=issues,
-        scalar=Scalar(scalars, found["median"], found["high"], found["computed"]),
+        scalar=ScalarReads(scalars, found["median"], found["high"], found["computed"]),
         trips=trips,
         idle_seconds=idle_seconds,
         idle_cpu=measure_idle(proxied, idle_seconds),

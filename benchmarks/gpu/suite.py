@@ -22,7 +22,7 @@ from benchmarks.gpu.steps import STEPS
 
 
 @dataclass
-class Outcome:
+class StepResult:
     """Outcome of a step: ``passed``, ``failed``, ``skipped``, or ``late`` (out of time)."""
 
     step: str
@@ -33,9 +33,11 @@ class Outcome:
     figures: Any = None
 
 
-def attempt(suite: Suite, name: str, seconds: float, function: Callable[[Suite], Any]) -> Outcome:
+def attempt(
+    suite: Suite, name: str, seconds: float, function: Callable[[Suite], Any]
+) -> StepResult:
     """Run one step."""
-    outcome = Outcome(name)
+    outcome = StepResult(name)
     suite.step = name.replace(",", "")
     began = time.monotonic()
     suite.limit = min(began + seconds * suite.scale, suite.deadline)
@@ -61,7 +63,7 @@ def _too_late() -> str:
     raise TimeoutError("no time was left")
 
 
-def report(suite: Suite, outcomes: Sequence[Outcome]) -> str:
+def report(suite: Suite, outcomes: Sequence[StepResult]) -> str:
     """Write the outcomes as a page."""
     lines = ["# GPU suite", "", f"Written by `benchmarks/gpu_suite.sh` for {suite.device}.", ""]
     lines += ["| step | came to | seconds | |", "|---|---|---|---|"]
@@ -85,7 +87,7 @@ def main() -> int:
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     suite = Suite(options.device, options.small, out, options.seconds)
-    outcomes: list[Outcome] = []
+    outcomes: list[StepResult] = []
     try:
         for name, seconds, function in STEPS:
             if options.only and name not in options.only:

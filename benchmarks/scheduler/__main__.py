@@ -42,7 +42,7 @@ SLOW = SimulatedCluster(GPUS, switch=1.0, bandwidth=4.0 * GB)
 
 
 @dataclass(frozen=True)
-class Claim:
+class Requirement:
     """A requirement on one of our figures: `holds(figure, bound)`."""
 
     figure: str
@@ -51,10 +51,10 @@ class Claim:
 
 
 INTERACTIVE = (
-    Claim("ttg_p99", operator.le, 2.0),
-    Claim("short_cells_within_1s", operator.ge, 0.95),
-    Claim("long_cell_slowdown", operator.le, 1.2),
-    Claim("jain", operator.ge, 0.98),
+    Requirement("ttg_p99", operator.le, 2.0),
+    Requirement("short_cells_within_1s", operator.ge, 0.95),
+    Requirement("long_cell_slowdown", operator.le, 1.2),
+    Requirement("jain", operator.ge, 0.98),
 )
 
 
@@ -65,18 +65,20 @@ class Setting:
     title: str
     parameters: Parameters
     cluster: SimulatedCluster
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[Requirement, ...] = ()
 
 
 SETTINGS = (
     Setting("The pilot's week, 0.1 s + 20 GB/s", PILOT, FAST, INTERACTIVE),
-    Setting("Slow switching, 1 s + 4 GB/s", PILOT, SLOW, (Claim("ttg_p99", operator.le, 8.0),)),
+    Setting(
+        "Slow switching, 1 s + 4 GB/s", PILOT, SLOW, (Requirement("ttg_p99", operator.le, 8.0),)
+    ),
     Setting("With bursts of cells of seconds", PILOT_WITH_BURSTS, FAST),
 )
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """One scheduler's figures for one seed, and the seconds of the simulation."""
 
     seed: int
@@ -85,17 +87,17 @@ class Run:
     seconds: float
 
 
-def simulate(name: str, workload: Workload, cluster: SimulatedCluster, seed: int) -> Run:
+def simulate(name: str, workload: Workload, cluster: SimulatedCluster, seed: int) -> SimulatedRun:
     """Run one scheduler; ``sing`` is ours."""
     devices = cluster.devices()
     scheduler = Engine(devices) if name == "sing" else BASELINES[name](devices)
     begin = time.perf_counter()
     outcome = Simulation(workload, cluster, scheduler).run()
     seconds = time.perf_counter() - begin
-    return Run(seed, report.measure(name, outcome), outcome, seconds)
+    return SimulatedRun(seed, report.measure(name, outcome), outcome, seconds)
 
 
-def measure(setting: Setting, seeds: Sequence[int], baselines: bool) -> list[Run]:
+def measure(setting: Setting, seeds: Sequence[int], baselines: bool) -> list[SimulatedRun]:
     """Run our scheduler with every seed, and the baselines with the first."""
     runs = []
     for seed in seeds:
@@ -108,7 +110,7 @@ def measure(setting: Setting, seeds: Sequence[int], baselines: bool) -> list[Run
     return runs
 
 
-def verdicts(setting: Setting, runs: Sequence[Run]) -> list[tuple[bool, str]]:
+def verdicts(setting: Setting, runs: Sequence[SimulatedRun]) -> list[tuple[bool, str]]:
     """Return for each claim and each seed whether it holds, with a text."""
     found = []
     for run in (run for run in runs if run.result.scheduler == "sing"):
@@ -121,7 +123,7 @@ def verdicts(setting: Setting, runs: Sequence[Run]) -> list[tuple[bool, str]]:
     return found
 
 
-def page(setting: Setting, runs: Sequence[Run]) -> str:
+def page(setting: Setting, runs: Sequence[SimulatedRun]) -> str:
     """Write a setting's table and verdicts as Markdown."""
     seconds = max(run.seconds for run in runs)
     named = [f"{run.result.scheduler} (seed {run.seed})" for run in runs]

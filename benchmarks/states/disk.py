@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.daemon import MIB, NAME, ORDER_SECONDS, SECOND_NAME, Side, session, verb
 from benchmarks.rates import disk_rates, memcpy_rate
-from benchmarks.states.moves import Return, middle_return, resume
+from benchmarks.states.moves import ResumeTimes, middle_return, resume
 from kernelproxy.common.protocol import Resume, Suspend
 
 #: Seconds between two checks whether a state is on disk.
@@ -44,14 +44,14 @@ class Disk:
     write: float
     read: float
     put: float
-    resume: Return
+    resume: ResumeTimes
     copied_again: int
     written_again: int
     written_first: int
     written_for_another: int
 
 
-class Store:
+class DaemonStore:
     """The daemon's chunk store, as seen from outside.
 
     Parameters
@@ -103,11 +103,11 @@ def measure_disk(one: Side, other: Side, directory: Path, count: int, times: int
     RuntimeError
         If the resumed state differs.
     """
-    memcpy, store = memcpy_rate(), Store(directory)
+    memcpy, store = memcpy_rate(), DaemonStore(directory)
     rates: list[tuple[float, float]] = []
     puts: list[float] = []
     firsts: list[int] = []
-    returns: list[Return] = []
+    returns: list[ResumeTimes] = []
     agains: list[tuple[int, int]] = []
     one.order("touch")  # it has begun, and has its session
     name = session(NAME)["id"]

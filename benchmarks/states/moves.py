@@ -18,7 +18,7 @@ from kernelproxy.common.protocol import MigrateRequest, Resume, Suspend
 
 
 @dataclass(frozen=True)
-class Return:
+class ResumeTimes:
     """Times of a resume, in seconds since the request.
 
     Parameters
@@ -40,7 +40,7 @@ class Return:
 
 
 @dataclass(frozen=True)
-class Migration:
+class MigrationTimes:
     """Seconds of a migration between devices, and seconds without execution."""
 
     seconds: float
@@ -68,12 +68,12 @@ class Moves:
     memcpy_gb_per_second: float
     fresh_gb_per_second: float
     suspend: float
-    resume: Return
-    saved: Migration
-    unsaved: Migration
+    resume: ResumeTimes
+    saved: MigrationTimes
+    unsaved: MigrationTimes
 
 
-def resume(proxied: Side, name: str, expected: float) -> Return:
+def resume(proxied: Side, name: str, expected: float) -> ResumeTimes:
     """Resume a session, and check its contents.
 
     Raises
@@ -91,7 +91,7 @@ def resume(proxied: Side, name: str, expected: float) -> Return:
     proxied.order("sum")
     summed = time.perf_counter() - begin
     check(proxied, expected)
-    return Return(back, first, loaded, summed)
+    return ResumeTimes(back, first, loaded, summed)
 
 
 def check(proxied: Side, expected: float) -> None:
@@ -107,9 +107,9 @@ def measure_moves(proxied: Side, count: int, times: int) -> Moves:
     proxied.order("touch")
     name = session()["id"]
     suspends: list[float] = []
-    returns: list[Return] = []
-    saved: list[Migration] = []
-    unsaved: list[Migration] = []
+    returns: list[ResumeTimes] = []
+    saved: list[MigrationTimes] = []
+    unsaved: list[MigrationTimes] = []
     for _ in range(times):
         proxied.order("rewrite")
         begin = time.perf_counter()
@@ -133,23 +133,23 @@ def measure_moves(proxied: Side, count: int, times: int) -> Moves:
     )
 
 
-def _migrate(proxied: Side, name: str, expected: float) -> Migration:
+def _migrate(proxied: Side, name: str, expected: float) -> MigrationTimes:
     target = "cpu:0" if session()["device"] == "cpu:1" else "cpu:1"
     found = verb(MigrateRequest(name, target))["migration"]
     check(proxied, expected)
-    return Migration(found["seconds"], found["downtime"])
+    return MigrationTimes(found["seconds"], found["downtime"])
 
 
-def _middle(moves: Sequence[Migration]) -> Migration:
-    return Migration(
+def _middle(moves: Sequence[MigrationTimes]) -> MigrationTimes:
+    return MigrationTimes(
         statistics.median(each.seconds for each in moves),
         statistics.median(each.downtime for each in moves),
     )
 
 
-def middle_return(returns: Sequence[Return]) -> Return:
+def middle_return(returns: Sequence[ResumeTimes]) -> ResumeTimes:
     """Return the median of each figure."""
-    return Return(
+    return ResumeTimes(
         statistics.median(each.back for each in returns),
         statistics.median(each.first_operator for each in returns),
         statistics.median(each.loaded for each in returns),

@@ -59,7 +59,7 @@ class CellCounter:
         return stack
 
 
-class Wishes:
+class KernelRequests:
     """Carries out the daemon's requests, between two cells.
 
     Parameters
@@ -155,7 +155,7 @@ def load_ipython_extension(ip: Any) -> None:
             ip.events.register("pre_run_cell", _counter.pre_run_cell)
             ip.events.register("post_run_cell", _counter.post_run_cell)
             if hasattr(ip, "kernel"):
-                wishes = Wishes(ip)
+                wishes = KernelRequests(ip)
                 activation.state.on_wish = wishes
                 activation.state.on_restored = restored_process.Revival(ip)
                 detach.current.obstacle = partial(restored_process.obstacle, ip.kernel)

@@ -38,7 +38,7 @@ ANSWER_SECONDS_MAX = 30.0
 class RemoteKernel:
     """Server's end of the connection of one kernel. Thread-safe.
 
-    It is a `kernelproxy.kernel_host.hosted_kernel.Kernel`.
+    It is a `kernelproxy.kernel_host.hosted_kernel.HostedKernel`.
 
     Parameters
     ----------

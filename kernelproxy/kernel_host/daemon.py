@@ -1,8 +1,8 @@
 """The kernel host's process: which server has a kernel, when it has ended, when to exit.
 
-Note [Last kernel]: as with the daemon (`kernelproxy.agent.api.daemon`), a process that connects holds
-the start lock, shared; the kernel host exits with that lock held exclusively and no connection
-pending, and keeps it until its process has ended.
+Note [Last kernel]: as with the daemon (`kernelproxy.agent.api.daemon`), a process that connects
+holds the start lock, shared; the kernel host exits with that lock held exclusively and no
+connection pending, and keeps it until its process has ended.
 """
 
 from __future__ import annotations

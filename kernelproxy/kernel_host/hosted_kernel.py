@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 END_SECONDS = 10.0
 
 
-class Kernel(Protocol):
+class HostedKernel(Protocol):
     """Interface of a kernel to the kernel host, or to the provisioner in a server without one."""
 
     @property
@@ -80,7 +80,7 @@ class Plain:
         self._process.wait(END_SECONDS)
 
 
-def start(request: StartKernel, outlets: Sequence[int]) -> Kernel:
+def start(request: StartKernel, outlets: Sequence[int]) -> HostedKernel:
     """Start a kernel. If that fails, nothing of it remains.
 
     Parameters

@@ -23,7 +23,7 @@ from kernelproxy.common.errors import ControlError, NativeError, ProcessError
 from kernelproxy.criu.sandbox import Form
 from kernelproxy.kernel_host import retention
 from kernelproxy.kernel_host.client import RemoteKernel
-from kernelproxy.kernel_host.hosted_kernel import Kernel
+from kernelproxy.kernel_host.hosted_kernel import HostedKernel
 from kernelproxy.kernel_host.process_manager import ProcessManager
 from kernelproxy.kernel_host.server_records import KernelRecord, changes
 
@@ -42,7 +42,7 @@ class KeptKernel(LocalProvisioner):
     notebook: str = ""
     #: How its process can be saved; None: it cannot.
     form: Form | None = None
-    _kernel: Kernel | None = None  # owned by a process manager, or by the kernel host
+    _kernel: HostedKernel | None = None  # owned by a process manager, or by the kernel host
     _adopted = False  # it runs already
     _wanted: dict[str, str] | None = None  # the environment, as it was requested
 
@@ -106,7 +106,7 @@ class KeptKernel(LocalProvisioner):
             "jupyter_sing: kernel %s will end with this server: %s", self.kernel_id, why
         )
 
-    def _has(self, kernel: Kernel) -> None:
+    def _has(self, kernel: HostedKernel) -> None:
         """Use a kernel that the kernel host or a process manager owns."""
         self._kernel, self.process = kernel, kernel  # type: ignore[assignment]
         self.pid = self.pgid = kernel.pid

@@ -32,14 +32,14 @@ from kernelproxy.storage.manifest import (
 )
 from kernelproxy.storage.manifest_store import Shelf
 from kernelproxy.storage.quota import ChunkUsage, RemainingQuota, Sizes, StoreLimits
-from kernelproxy.storage.reader import Getting
+from kernelproxy.storage.reader import SnapshotRead
 from kernelproxy.storage.threads import Cancel, file_lock
 from kernelproxy.storage.writer import Kept, Part, Progress, Putting
 
 CHUNK_BYTES = 4 << 20
 
 
-class Store:
+class ChunkStore:
     """A directory with stored snapshots.
 
     Parameters
@@ -253,7 +253,9 @@ class Store:
             ``missing``, ``damaged``, ``permission``, ``busy``, ``cancelled`` or ``failed``.
         """
         cancel = cancel or Cancel()
-        getting = Getting(self._files, self._desks, manifest, fd, on_extent, next_wanted, progress)
+        getting = SnapshotRead(
+            self._files, self._desks, manifest, fd, on_extent, next_wanted, progress
+        )
         name = manifest.label.name
         with store_errors(f"read {name}"), self._lock(shared=True, cancel=cancel):
             getting.run(self._get_threads, cancel)

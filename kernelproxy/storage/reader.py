@@ -48,7 +48,7 @@ class _Checked(NamedTuple):
     content: memoryview
 
 
-class Getting:
+class SnapshotRead:
     """Job that reads one manifest's extents into a file; the caller holds the store's lock.
 
     Parameters

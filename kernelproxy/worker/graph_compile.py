@@ -21,7 +21,7 @@ import torch
 
 from kernelproxy.common import graph_format, paths
 from kernelproxy.common.graph_format import DescriptionError
-from kernelproxy.worker.graph_import import Geometry, Graph, Reference, rebuild
+from kernelproxy.worker.graph_import import Geometry, ImportedGraph, Reference, rebuild
 
 #: Limit of the geometries that a graph caches.
 _KNOWN_MAX = 4096
@@ -224,7 +224,7 @@ class CompiledGraph:
 
 
 def _compile(
-    graph: Graph, hints: tuple[int, ...], device: torch.device, tag: str
+    graph: ImportedGraph, hints: tuple[int, ...], device: torch.device, tag: str
 ) -> tuple[Callable[..., Any], Callable[[tuple[int, ...]], bool]]:
     """Compile a graph for sizes; return the code, and a check of the values of symbols."""
     _set_cache_directory()
@@ -284,7 +284,7 @@ def _set_cache_directory() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(paths.cache_dir("inductor"))
 
 
-def _symbols(env: Any, graph: Graph, hints: tuple[int, ...]) -> dict[str, Any]:
+def _symbols(env: Any, graph: ImportedGraph, hints: tuple[int, ...]) -> dict[str, Any]:
     """Make the symbols of a graph, as integers of `env`."""
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic
@@ -318,7 +318,7 @@ def _example(each: Any, symbols: dict[str, Any], device: torch.device) -> Any:
     return torch.empty_strided(size, stride, dtype=each.dtype, device=place)
 
 
-def _module(graph: Graph) -> torch.fx.GraphModule:
+def _module(graph: ImportedGraph) -> torch.fx.GraphModule:
     """Return the graph as a graph of torch.fx."""
     made = torch.fx.Graph()
     root = torch.nn.Module()
@@ -347,7 +347,7 @@ def _module(graph: Graph) -> torch.fx.GraphModule:
     return torch.fx.GraphModule(root, made)
 
 
-def _sources(graph: Graph) -> list[tuple[int, int]]:
+def _sources(graph: ImportedGraph) -> list[tuple[int, int]]:
     """Return the source of each symbol's value: an input, and a dimension or -1."""
     found: dict[str, tuple[int, int]] = {}
     for index, each in enumerate(graph.inputs):

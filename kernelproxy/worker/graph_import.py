@@ -31,7 +31,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Graph:
+class ImportedGraph:
     """Graph for one device.
 
     Parameters
@@ -66,7 +66,7 @@ class Reference:
     number: int
 
 
-def rebuild(data: bytes, device: torch.device) -> Graph:
+def rebuild(data: bytes, device: torch.device) -> ImportedGraph:
     """Rebuild a graph for a device.
 
     Raises
@@ -88,7 +88,7 @@ class _Rebuilder:
         self._names: set[str] = set()
         self._known = 0  # number of nodes so far
 
-    def rebuild(self) -> Graph:
+    def rebuild(self) -> ImportedGraph:
         found = self._description
         symbols = tuple(_symbol(*each) for each in found["symbols"])
         self._names = {symbol[0] for symbol in symbols}
@@ -108,7 +108,7 @@ class _Rebuilder:
             for name, value in settings.items()
         ):
             raise DescriptionError("a graph has a setting that it may not have")
-        return Graph(
+        return ImportedGraph(
             symbols, inputs, constants, nodes, outputs,
             bool(options["is_inference"]), bool(options["is_backward"]), settings,
         )  # fmt: skip

@@ -88,7 +88,7 @@ def names_of_the_device(device: str) -> object:
 
 @behaviour
 def tensors_of_a_class_of_ones_own(device: str) -> object:
-    class Named(torch.Tensor):
+    class NamedTensor(torch.Tensor):
         @classmethod
         def __torch_function__(
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -97,7 +97,7 @@ def tensors_of_a_class_of_ones_own(device: str) -> object:
             return super().__torch_function__(func, types, args, kwargs or {})
 
     seen: list[str] = []
-    x = normal(device, 3, 2).as_subclass(Named)
+    x = normal(device, 3, 2).as_subclass(NamedTensor)
     y = (x * 2 + 1).sum(0)
     return y.as_subclass(torch.Tensor), type(y).__name__, seen, type(x[0]).__name__
 
@@ -198,12 +198,12 @@ def saved_and_loaded(device: str) -> object:
 @behaviour
 def pickled_and_copied(device: str) -> object:
     @dataclass
-    class State:
+    class WeightsAndViews:
         weight: torch.Tensor
         views: list[torch.Tensor]
 
     x = normal(device, 4, 6)
-    state = copy.deepcopy(State(x, [x[1:], x.t()]))
+    state = copy.deepcopy(WeightsAndViews(x, [x[1:], x.t()]))
     shares = state.weight.data_ptr() == state.views[1].data_ptr() != x.data_ptr()
     layer = nn.Linear(3, 2).to(device)
     loaded = pickle.loads(pickle.dumps([x, layer.state_dict()]))

@@ -242,7 +242,7 @@ def sparse_gradients_of_bags_and_gathers(device: str) -> object:
     return parts([bag.weight.grad, x.grad])
 
 
-class Graph(nn.Module):
+class GraphNet(nn.Module):
     """Two graph convolutions."""
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ def a_graph_network_is_trained(device: str) -> object:
     for compressed in (False, True):
         adjacency = coo(device, 12, 12, 40).coalesce()
         adjacency = adjacency.to_sparse_csr() if compressed else adjacency
-        model, x, labels = Graph(), normal(device, 12, 5), whole(device, 12, below=3)
+        model, x, labels = GraphNet(), normal(device, 12, 5), whole(device, 12, below=3)
         model.to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for _ in range(5):

@@ -37,7 +37,7 @@ OF_GPUS = re.compile("CUDA Tensors cannot have more than 25 dimensions")
 
 
 @dataclass
-class Outcome:
+class CallOutcome:
     """Result of one way of calling an operator on one device."""
 
     results: Any = None
@@ -55,7 +55,7 @@ class Refused(Exception):  # noqa: N818 - no error of ours
 
 def attempts(
     op: OpInfo, sample: SampleInput, dtype: torch.dtype
-) -> Iterator[tuple[str, Callable[[str], Outcome]]]:
+) -> Iterator[tuple[str, Callable[[str], CallOutcome]]]:
     """Name the ways of calling an operator with a sample; each is a function of a device."""
     differentiated = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     yield "forward", lambda device: _forward(op, sample, device, differentiated)
@@ -76,7 +76,7 @@ def wrong_samples(op: OpInfo) -> Iterator[Callable[[], list[str]]]:
         return
     for expected in op.error_inputs("cuda"):
         sample = expected.sample_input
-        place = Outcome()
+        place = CallOutcome()
         _place(place, "cuda", [sample.input, sample.args, sample.kwargs])
         if place.device != "cuda" or OF_GPUS.search(expected.error_regex):
             continue
@@ -104,7 +104,7 @@ def _takes_wrong_samples(op: OpInfo) -> bool:
     )
 
 
-def compare(op: OpInfo, way: str, attempt: Callable[[str], Outcome]) -> list[str]:
+def compare(op: OpInfo, way: str, attempt: Callable[[str], CallOutcome]) -> list[str]:
     """Try one way on both devices and list what differs.
 
     Raises
@@ -134,7 +134,7 @@ def compare(op: OpInfo, way: str, attempt: Callable[[str], Outcome]) -> list[str
     return [text for text in found if known is None or not known.search(text)]
 
 
-def _of_expected_error(outcome: Outcome, error_type: Any, regex: str) -> Iterator[str]:
+def _of_expected_error(outcome: CallOutcome, error_type: Any, regex: str) -> Iterator[str]:
     if outcome.error is None:
         yield f"did not raise {error_type}: {regex}"
         return
@@ -149,7 +149,7 @@ def _of_expected_error(outcome: Outcome, error_type: Any, regex: str) -> Iterato
         yield f"error came late: {first_line(outcome.error)}"
 
 
-def _of_errors(plain: Outcome, proxied: Outcome, way: str) -> Iterator[str]:
+def _of_errors(plain: CallOutcome, proxied: CallOutcome, way: str) -> Iterator[str]:
     if proxied.error is not None:
         text = first_line(proxied.error)
         if REFUSED.search(text):
@@ -172,7 +172,7 @@ def first_line(error: BaseException | None) -> str:
     return (WHERE.sub("", str(error)).strip().splitlines() or [""])[0][:200]
 
 
-def _place(outcome: Outcome, device: str, sample: Any) -> None:
+def _place(outcome: CallOutcome, device: str, sample: Any) -> None:
     """Record the operands of a call, and the required device of its results."""
     outcome.operands = tensors_in(sample)
     named = [value for value in _leaves(sample) if str(value).startswith(device)]
@@ -190,8 +190,8 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _outcome(device: str, call: Callable[[Outcome], None]) -> Outcome:
-    outcome = Outcome()
+def _outcome(device: str, call: Callable[[CallOutcome], None]) -> CallOutcome:
+    outcome = CallOutcome()
     torch.manual_seed(0)
     try:
         call(outcome)
@@ -214,8 +214,8 @@ def _moved(op: OpInfo, sample: SampleInput, device: str) -> tuple[Any, Any, Any]
     return mover.sample(sample)
 
 
-def _forward(op: OpInfo, sample: SampleInput, device: str, differentiated: bool) -> Outcome:
-    def call(outcome: Outcome) -> None:
+def _forward(op: OpInfo, sample: SampleInput, device: str, differentiated: bool) -> CallOutcome:
+    def call(outcome: CallOutcome) -> None:
         first, args, kwargs = _moved(op, sample, device)
         _place(outcome, device, [first] if op.name in ON_HOST else [first, args, kwargs])
         outcome.results = op(first, *args, **kwargs)
@@ -225,7 +225,7 @@ def _forward(op: OpInfo, sample: SampleInput, device: str, differentiated: bool)
     return _outcome(device, call)
 
 
-def _gradients(sample: SampleInput, outcome: Outcome) -> list[torch.Tensor | None]:
+def _gradients(sample: SampleInput, outcome: CallOutcome) -> list[torch.Tensor | None]:
     leaves = [each for each in outcome.operands if each.requires_grad and each.is_leaf]
     results = [
         each
@@ -244,8 +244,8 @@ def _gradients(sample: SampleInput, outcome: Outcome) -> list[torch.Tensor | Non
     return list(torch.autograd.grad(results, leaves, weights, allow_unused=True))
 
 
-def _out(op: OpInfo, sample: SampleInput, device: str, case: str) -> Outcome:
-    def call(outcome: Outcome) -> None:
+def _out(op: OpInfo, sample: SampleInput, device: str, case: str) -> CallOutcome:
+    def call(outcome: CallOutcome) -> None:
         first, args, kwargs = _moved(op, sample, device)
         _place(outcome, device, [first] if op.name in ON_HOST else [first, args, kwargs])
         with torch.no_grad():
@@ -293,8 +293,8 @@ def _detached(value: Any) -> Any:
 
 def _in_place(
     op: OpInfo, function: Callable[..., Any], sample: SampleInput, device: str
-) -> Outcome:
-    def call(outcome: Outcome) -> None:
+) -> CallOutcome:
+    def call(outcome: CallOutcome) -> None:
         first, args, kwargs = _moved(op, sample, device)
         first, args, kwargs = _detached(first), _detached(args), _detached(kwargs)
         _place(outcome, device, [first] if op.name in ON_HOST else [first, args, kwargs])

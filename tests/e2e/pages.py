@@ -12,7 +12,7 @@ from tests.e2e.kernels import SECONDS_MAX, Kernel, kernel
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-class Page(Kernel):
+class WidgetKernel(Kernel):
     """Kernel whose widgets are observed."""
 
     def __init__(self, of: Kernel) -> None:
@@ -88,7 +88,7 @@ class Page(Kernel):
 
 
 @contextmanager
-def page() -> Iterator[Page]:
+def page() -> Iterator[WidgetKernel]:
     """Start a kernel, and observe its widgets; end it afterwards."""
     with kernel() as found:
-        yield Page(found)
+        yield WidgetKernel(found)

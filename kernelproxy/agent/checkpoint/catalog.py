@@ -35,7 +35,7 @@ from kernelproxy.common.protocol.snapshot_tables import ArenaExtent, read_storag
 from kernelproxy.common.protocol.views import CheckpointView
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.units import bytes_text
-from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.manifest import Label, Manifest
 from kernelproxy.storage.threads import Cancel
 from kernelproxy.storage.writer import Part
@@ -246,7 +246,7 @@ class Checkpoints:
         Raises
         ------
         StoreError
-            See `Store.put`; ``damaged`` if the snapshot lacks storages of the host state.
+            See `ChunkStore.put`; ``damaged`` if the snapshot lacks storages of the host state.
         OSError
             If the images of a process cannot be read.
         """
@@ -341,7 +341,7 @@ class Checkpoints:
         """Raise as `open` unless there is such a checkpoint."""
         await asyncio.to_thread(self._load, owner, name)
 
-    async def load(self, owner: int, name: str) -> tuple[Store, Manifest]:
+    async def load(self, owner: int, name: str) -> tuple[ChunkStore, Manifest]:
         """Load the manifest of a checkpoint, to read more of it than `open`; raises as `open`."""
         return await asyncio.to_thread(lambda: (self._opened(), self._load(owner, name)))
 
@@ -377,7 +377,7 @@ class Checkpoints:
         ControlError
             ``unknown-checkpoint``; ``too-many``, if its owner has too many others open.
         StoreError
-            See `Store.get`.
+            See `ChunkStore.get`.
         """
 
         def read_all(progress: Note) -> tuple[CheckpointOpened, list[int]]:
@@ -474,8 +474,8 @@ class Checkpoints:
         user = _OWNER.format(owner)
         return Label(user, name, KIND, torch, device_kind, position, meta)
 
-    def _opened(self) -> Store:
-        store: Store = self._store()
+    def _opened(self) -> ChunkStore:
+        store: ChunkStore = self._store()
         return store
 
     def _load(self, owner: int, name: str) -> Manifest:

@@ -48,7 +48,7 @@ from kernelproxy.common.protocol.snapshot_tables import read_tables
 from kernelproxy.common.protocol.views import RestoreView
 from kernelproxy.common.shared_memory import LAYOUT_VERSION, PAGE_BYTES, SessionMemory
 from kernelproxy.criu import images
-from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.manifest import Label, Manifest
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class TakeOvers:
             self._replaced.discard(session.id)
             await asyncio.to_thread(self._directories.remove, directory)
 
-    async def _begin(self, session: Session, store: Store, manifest: Manifest) -> Session:
+    async def _begin(self, session: Session, store: ChunkStore, manifest: Manifest) -> Session:
         """Make the session to which the process attaches."""
         name, label = secrets.token_hex(6), manifest.label
         about, room = label.meta["process"], session.room
@@ -278,7 +278,7 @@ class TakeOvers:
         await asyncio.gather(*self._replacing, return_exceptions=True)
 
 
-def _unpack(store: Store, manifest: Manifest, directory: Path, note: Note) -> None:
+def _unpack(store: ChunkStore, manifest: Manifest, directory: Path, note: Note) -> None:
     unpack(store, manifest, directory, note)
     try:
         images.check(directory)
@@ -287,7 +287,7 @@ def _unpack(store: Store, manifest: Manifest, directory: Path, note: Note) -> No
 
 
 def _copy(
-    store: Store, manifest: Manifest, label: Label
+    store: ChunkStore, manifest: Manifest, label: Label
 ) -> tuple[list[bytes], Snapshot | None, Manifest | None]:
     """Return what a session begins with: pages, snapshot, and a manifest of its own.
 

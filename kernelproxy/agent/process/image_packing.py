@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from kernelproxy.common.errors import StoreError
 from kernelproxy.common.untrusted import parse_json
-from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.manifest import Manifest
 from kernelproxy.storage.page_delta import PAGE_BYTES, Bytes, Delta, Run, apply, pages
 from kernelproxy.storage.writer import Kept, Part
@@ -56,7 +56,7 @@ class _Index:
         return json.dumps({"files": self.files, "parts": self.parts, "runs": self.runs}).encode()
 
     @classmethod
-    def read(cls, store: Store, manifest: Manifest) -> _Index:
+    def read(cls, store: ChunkStore, manifest: Manifest) -> _Index:
         try:
             raw: Any = parse_json(store.blob(manifest, INDEX))
             index = cls(
@@ -130,7 +130,7 @@ class Packed:
         return sum(len(each) for each in self._contents)
 
     def blobs(
-        self, store: Store, previous: Manifest | None, progress: Callable[[int], object]
+        self, store: ChunkStore, previous: Manifest | None, progress: Callable[[int], object]
     ) -> Blobs:
         """Return the blobs of a checkpoint, as a delta to an earlier one if that is worthwhile.
 
@@ -167,7 +167,7 @@ class Packed:
 
 
 def unpack(
-    store: Store, manifest: Manifest, directory: Path, progress: Callable[[int, int], object]
+    store: ChunkStore, manifest: Manifest, directory: Path, progress: Callable[[int, int], object]
 ) -> None:
     """Write the images of a checkpoint into an empty directory.
 
@@ -183,7 +183,7 @@ def unpack(
     Raises
     ------
     StoreError
-        As `Store.get`.
+        As `ChunkStore.get`.
     OSError
         If they cannot be written.
     """
@@ -233,14 +233,14 @@ def _write(directory: Path, files: Iterable[tuple[str, int]], pieces: Iterator[b
 
 
 def _base(
-    store: Store, manifest: Manifest, parts: int, note: Callable[[int], object]
+    store: ChunkStore, manifest: Manifest, parts: int, note: Callable[[int], object]
 ) -> contextlib.AbstractContextManager[Bytes]:
     return _blobs(store, manifest, [_BASE.format(number) for number in range(parts)], note)
 
 
 @contextlib.contextmanager
 def _blobs(
-    store: Store, manifest: Manifest, names: Iterable[str], note: Callable[[int], object]
+    store: ChunkStore, manifest: Manifest, names: Iterable[str], note: Callable[[int], object]
 ) -> Iterator[Bytes]:
     """Read blobs into one mapping, each padded to whole pages, and verify them."""
     with _temporary(store) as file:
@@ -264,7 +264,7 @@ def _mapped(file: IO[bytes]) -> Iterator[Bytes]:
         yield mapping
 
 
-def _temporary(store: Store) -> IO[bytes]:
+def _temporary(store: ChunkStore) -> IO[bytes]:
     return tempfile.TemporaryFile(dir=store.root / "tmp")
 
 

@@ -17,7 +17,7 @@ from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.common.errors import StoreError
 from kernelproxy.common.protocol.snapshot_tables import read_tables
 from kernelproxy.common.shared_memory import PAGE_BYTES, SEALS, Page, Word
-from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.manifest import Label, Manifest
 from kernelproxy.storage.quota import StoreLimits
 from kernelproxy.storage.threads import Cancel
@@ -116,7 +116,7 @@ class Fetch:
     """
 
     def __init__(
-        self, store: Store, manifest: Manifest, arena_fd: int, on_end: Callable[[], object]
+        self, store: ChunkStore, manifest: Manifest, arena_fd: int, on_end: Callable[[], object]
     ) -> None:
         self.error: StoreError | None = None
         self.arrivals = Arrivals(len(manifest.extents))
@@ -183,7 +183,7 @@ class ColdStates:
     ) -> None:
         self._directory, self._quota, self._mark = directory, quota, mark
         self._beside = beside
-        self._store: Store | None = None
+        self._store: ChunkStore | None = None
         self._of_users: dict[str, int] = {}
         self._made: set[str] = set()  # ids of sessions whose states this process has labelled
         self._collecting: asyncio.Task[None] | None = None
@@ -198,11 +198,11 @@ class ColdStates:
         """True if there may be anything in the store."""
         return self._store is not None or self._directory.exists()
 
-    def store(self) -> Store:
+    def store(self) -> ChunkStore:
         """Return the store; raises StoreError if its directory cannot be used."""
         if self._store is None:
             limits = StoreLimits(store=self._quota, payers=self._of_users)
-            self._store = Store(self._directory, limits=limits, beside=self._beside)
+            self._store = ChunkStore(self._directory, limits=limits, beside=self._beside)
         return self._store
 
     def allow(self, user: str, quota: float | None) -> None:
@@ -240,7 +240,7 @@ class ColdStates:
     def put(
         self, label: Label, snapshot: Snapshot, arena_fd: int, previous: Manifest | None
     ) -> Job[Manifest]:
-        """Begin to store a snapshot; for its errors see `Store.put`."""
+        """Begin to store a snapshot; for its errors see `ChunkStore.put`."""
 
         def work(cancel: Cancel) -> Manifest:
             found = read_tables(snapshot.fd)

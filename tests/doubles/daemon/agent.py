@@ -31,7 +31,7 @@ SECONDS = 60.0
 Others = Callable[[socket.socket, Message, list[int]], None]
 
 
-class Worker:
+class FakeWorker:
     """Consumes a log, checks that records are contiguous, and answers requests with nothing."""
 
     def __init__(self, memory: SessionMemory) -> None:
@@ -70,7 +70,7 @@ class Worker:
         page.wake(WorkerPage.bell)
 
 
-class Agent:
+class OneKernelAgent:
     """Listens at a socket and serves one kernel, with the session that it names.
 
     Parameters
@@ -84,7 +84,7 @@ class Agent:
     def __init__(self, path: Path, others: Others | None = None) -> None:
         self._others = others
         self.sessions: dict[str, SessionMemory] = {}
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, FakeWorker] = {}
         self.hellos: queue.Queue[Attach | Listen] = queue.Queue()
         self.said: queue.Queue[Left | Error | None] = queue.Queue()
         self._channel: socket.socket | None = None
@@ -102,7 +102,7 @@ class Agent:
         memory.agent.threads = 1
         memory.agent.presence = Presence.PRESENT
         self.sessions[name] = memory
-        self.workers[name] = Worker(memory)
+        self.workers[name] = FakeWorker(memory)
         return memory
 
     def open_copy(self, name: str, of: str, head: int | None = None) -> SessionMemory:
@@ -113,7 +113,7 @@ class Agent:
         memory.agent.retained = memory.worker.consumed
         self.sessions[name] = memory
         if head is None:
-            self.workers[name] = Worker(memory)
+            self.workers[name] = FakeWorker(memory)
         else:
             memory.client.head = head
         return memory

@@ -39,7 +39,7 @@ class Notebook:
     generation: int = 0
 
 
-class Controller:
+class FakeController:
     """Answers as a controller would, after `delay` seconds, and moves memory at device speed."""
 
     def __init__(self, engine: Engine, devices: Sequence[DeviceSpec], delay: float = 0.0) -> None:

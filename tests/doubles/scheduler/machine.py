@@ -62,7 +62,7 @@ class Chance:
         return self.random.choice(kinds)(f"It fails {when}.")
 
 
-class Store:
+class MemoryFiles:
     """In-memory replacement for the files of the controllers of a machine."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Store:
         pass
 
 
-class Worker:
+class CellWorker:
     """Executes the cell of a notebook while it has a lease."""
 
     broken = False
@@ -125,7 +125,7 @@ class Worker:
         self.notebook.look()
 
 
-class Watch:
+class MemoryWatch:
     """Watch double that measures memory only."""
 
     def __init__(self, notebook: Notebook) -> None:
@@ -141,12 +141,12 @@ class Watch:
         pass
 
 
-class DeviceState:
+class NotebookState:
     """State of a notebook on a device."""
 
     def __init__(self, notebook: Notebook) -> None:
         self.notebook, self.device = notebook, notebook.room.device
-        self.worker: Worker | None = None
+        self.worker: CellWorker | None = None
         self.position, self.lease = int(notebook.used), (0, False)
         agent = SimpleNamespace(presence=Presence.ABSENT, ring=lambda: None)
         client = SimpleNamespace(memory_used=notebook.memory, cell_changed_ns=0, head=0)
@@ -189,7 +189,7 @@ class Notebook:
         self.wanted = SimpleNamespace(pinned=pinned)
         self.closing, self.held_off, self.needed, self.claims = False, False, False, 0
         self.state, self.waits_since = State.IDLE, None
-        self.device_state = DeviceState(self)
+        self.device_state = NotebookState(self)
         self.idleness = SimpleNamespace(dry=lambda: 0.0)
         self.zygotes = SimpleNamespace(get=self._zygote)
         self.chronicle = SimpleNamespace(
@@ -197,7 +197,7 @@ class Notebook:
         )
         self.lock, self.looks = asyncio.Lock(), asyncio.Event()
         self.verbs, self.turn = Verbs(self), Turn(self, self.arbiter)  # type: ignore[arg-type]
-        self.turn.watch = Watch(self)  # type: ignore[assignment]
+        self.turn.watch = MemoryWatch(self)  # type: ignore[assignment]
         self.room.tenants[self.id] = self  # type: ignore[assignment]
         self.attending = asyncio.create_task(self._attend())
         self.arbiter.opened(self.terms())
@@ -306,7 +306,7 @@ class Notebook:
             if self.turn.held and not self.device_state.worker.broken:
                 self.device_state.worker.go()
             raise
-        self.device_state.worker, self.device_state.device = Worker(self), target
+        self.device_state.worker, self.device_state.device = CellWorker(self), target
 
     # Memory.
 
@@ -418,7 +418,7 @@ class Notebook:
         except Exception as error:
             self.room.release(self)  # type: ignore[arg-type]
             return self.turn.cannot(str(error))
-        state.worker, self.needed, state.position = Worker(self), False, 1
+        state.worker, self.needed, state.position = CellWorker(self), False, 1
         return None
 
     def __repr__(self) -> str:
@@ -513,7 +513,7 @@ class Machine:
 
 def patch(monkeypatch: Any) -> None:
     """Replace by doubles what a machine does not need for real."""
-    store = Store()
+    store = MemoryFiles()
     monkeypatch.setattr(live, "DecisionLog", lambda directory: store)
     monkeypatch.setattr(live, "read_accounts", lambda directory: store.accounts)
 

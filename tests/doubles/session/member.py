@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kernelproxy.criu import sandbox
 from kernelproxy.criu.sandbox import Form
-from tests.doubles.daemon.agent import Agent
+from tests.doubles.daemon.agent import OneKernelAgent
 from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 
@@ -84,7 +84,7 @@ class Process:
 
 
 @contextlib.contextmanager
-def running(process: Process, agent: Agent) -> Iterator[Process]:
+def running(process: Process, agent: OneKernelAgent) -> Iterator[Process]:
     try:
         assert process.answer() == "ready"
         assert agent.hellos.get(timeout=WAIT_SECONDS).session == "first"

@@ -19,15 +19,15 @@ import threading
 from pathlib import Path
 
 from kernelproxy.common.errors import StoreError
-from kernelproxy.storage.chunk_store import Extent, Label, Store
+from kernelproxy.storage.chunk_store import ChunkStore, Extent, Label
 
 CHUNK_BYTES = 4096
 NAMES = [(owner, name) for owner in ("ann", "bob") for name in ("one", "two", "three")]
 NOBODY = 65534
 
 
-def store_at(root: Path) -> Store:
-    return Store(root, chunk_bytes=CHUNK_BYTES, threads=3)
+def store_at(root: Path) -> ChunkStore:
+    return ChunkStore(root, chunk_bytes=CHUNK_BYTES, threads=3)
 
 
 def content(seed: int) -> tuple[list[tuple[Extent, bytes]], dict[str, bytes]]:
@@ -50,7 +50,7 @@ def arena_with(extents: list[tuple[Extent, bytes]]) -> int:
     return fd
 
 
-def put(store: Store, owner: str, name: str, seed: int) -> None:
+def put(store: ChunkStore, owner: str, name: str, seed: int) -> None:
     extents, blobs = content(seed)
     fd = arena_with(extents)
     try:
@@ -60,7 +60,7 @@ def put(store: Store, owner: str, name: str, seed: int) -> None:
         os.close(fd)
 
 
-def restore(store: Store, owner: str, name: str) -> int:
+def restore(store: ChunkStore, owner: str, name: str) -> int:
     """Compare a stored snapshot with what was stored; return its seed."""
     manifest = store.load(owner, name)
     seed = int(manifest.label.meta["seed"])

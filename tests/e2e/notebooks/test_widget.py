@@ -14,7 +14,7 @@ from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import CheckpointsReply, CheckpointsRequest, Suspend
 from kernelproxy.criu import mode_probe as forms
 from tests.e2e.kernels import SECONDS_MAX, sessions, wait_for_session
-from tests.e2e.pages import WIDGET, Page, page
+from tests.e2e.pages import WIDGET, WidgetKernel, page
 from tests.e2e.trainers import agent_pid
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -171,7 +171,7 @@ def _saves_processes(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None
 
 @pytest.mark.usefixtures("_saves_processes")
 def test_process_with_a_widget_is_saved_and_restored() -> None:
-    def works(notebook: Page, model: str) -> None:
+    def works(notebook: WidgetKernel, model: str) -> None:
         notebook.click(model, view_model.SUSPEND)
         notebook.wait_for(model, "<b>Suspended</b>")
         notebook.click(model, view_model.RESUME)

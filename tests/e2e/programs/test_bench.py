@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import bench
 from benchmarks.execution.operators import Small
-from benchmarks.states.moves import Return
+from benchmarks.states.moves import ResumeTimes
 from benchmarks.states.notebooks import Notebooks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -152,5 +152,5 @@ def _check_notebooks(found: Notebooks | None) -> None:
         assert len(found.rest.answers) == len(found.puts)
 
 
-def _check_return(found: Return) -> None:
+def _check_return(found: ResumeTimes) -> None:
     assert 0 < found.back <= found.first_operator <= found.loaded <= found.summed

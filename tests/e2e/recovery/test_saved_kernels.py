@@ -38,7 +38,7 @@ from kernelproxy.common.protocol import (
     RestoreReply,
     TakeOver,
 )
-from tests.doubles.daemon.agent import Agent, wake
+from tests.doubles.daemon.agent import OneKernelAgent, wake
 from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, Kernel
@@ -57,7 +57,7 @@ MADE = {
 }  # fmt: skip
 
 
-class Host:
+class CheckpointHost:
     """The agent's side of checkpoints, without a store."""
 
     def __init__(self) -> None:
@@ -115,8 +115,8 @@ class Notebook:
     """A real kernel that can be saved, and its agent."""
 
     def __init__(self, directory: Path, sockets: str) -> None:
-        self.host = Host()
-        self.agent = Agent(directory / "agent.sock", self.host.serve)
+        self.host = CheckpointHost()
+        self.agent = OneKernelAgent(directory / "agent.sock", self.host.serve)
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),

@@ -47,7 +47,7 @@ def _data(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
 
 
-class Wishes(list[KernelRequest]):
+class ReceivedRequests(list[KernelRequest]):
     """Requests for checkpoints that kernels of this process have received."""
 
     def next(self) -> KernelRequest:
@@ -57,8 +57,8 @@ class Wishes(list[KernelRequest]):
 
 
 @pytest.fixture
-def wishes(monkeypatch: pytest.MonkeyPatch) -> Wishes:
-    found = Wishes()
+def wishes(monkeypatch: pytest.MonkeyPatch) -> ReceivedRequests:
+    found = ReceivedRequests()
     monkeypatch.setattr(activation.state, "on_wish", found.append)
     return found
 
@@ -86,7 +86,7 @@ def names(host: ToyHost) -> set[str]:
     return {each["name"] for each in listed(host)}
 
 
-def test_after_so_many_cells_one_is_made(toy_host: StartHost, wishes: Wishes) -> None:
+def test_after_so_many_cells_one_is_made(toy_host: StartHost, wishes: ReceivedRequests) -> None:
     host = toy_host()
     client = host.client("lessons/digits.ipynb", checkpoint_cells=3)
     made = []
@@ -100,7 +100,7 @@ def test_after_so_many_cells_one_is_made(toy_host: StartHost, wishes: Wishes) ->
 
 
 def test_what_was_asked_for_is_withdrawn_when_who_asked_has_gone(
-    toy_host: StartHost, wishes: Wishes
+    toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client()
@@ -119,7 +119,7 @@ def test_what_was_asked_for_is_withdrawn_when_who_asked_has_gone(
 
 
 def test_after_some_time_one_is_made_if_something_was_run(
-    toy_host: StartHost, wishes: Wishes
+    toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client(checkpoint_every=0.05)
@@ -133,7 +133,7 @@ def test_after_some_time_one_is_made_if_something_was_run(
     assert wishes == []
 
 
-def test_what_failed_is_said_and_tried_again(toy_host: StartHost, wishes: Wishes) -> None:
+def test_what_failed_is_said_and_tried_again(toy_host: StartHost, wishes: ReceivedRequests) -> None:
     host = toy_host()
     client = host.client(checkpoint_every=0.05)
     run_cells(client)
@@ -146,7 +146,7 @@ def test_what_failed_is_said_and_tried_again(toy_host: StartHost, wishes: Wishes
 
 
 def test_a_session_that_is_to_be_suspended_is_put_away_first(
-    toy_host: StartHost, wishes: Wishes
+    toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client(idle_timeout=0.05, checkpoint_every=1e6)
@@ -159,7 +159,7 @@ def test_a_session_that_is_to_be_suspended_is_put_away_first(
 
 
 def test_a_session_that_was_suspended_is_not_brought_back(
-    toy_host: StartHost, wishes: Wishes
+    toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client(checkpoint_cells=1)
@@ -175,7 +175,7 @@ def test_a_session_that_was_suspended_is_not_brought_back(
 
 
 def test_a_checkpoint_that_is_asked_for_brings_a_suspended_session_back(
-    toy_host: StartHost, wishes: Wishes
+    toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     """The kernel may need the device for it, and runs no cell meanwhile."""
     host = toy_host()
@@ -193,7 +193,7 @@ def test_a_checkpoint_that_is_asked_for_brings_a_suspended_session_back(
 
 
 def test_so_many_are_kept_and_all_that_were_made_by_hand(
-    toy_host: StartHost, wishes: Wishes
+    toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client(checkpoint_cells=1, checkpoint_keep=2)
@@ -209,7 +209,9 @@ def test_so_many_are_kept_and_all_that_were_made_by_hand(
     wait_until(lambda: names(host) == by_hand | kept | set(made[-2:]))
 
 
-def test_one_made_by_hand_counts_and_is_never_replaced(toy_host: StartHost, wishes: Wishes) -> None:
+def test_one_made_by_hand_counts_and_is_never_replaced(
+    toy_host: StartHost, wishes: ReceivedRequests
+) -> None:
     host = toy_host()
     client = host.client(checkpoint_cells=2)
     run_cells(client)
@@ -220,7 +222,9 @@ def test_one_made_by_hand_counts_and_is_never_replaced(toy_host: StartHost, wish
     assert [each["automatic"] for each in listed(host)] == [True, False]
 
 
-def test_what_a_notebook_has_set_outlives_the_agent(toy_host: StartHost, wishes: Wishes) -> None:
+def test_what_a_notebook_has_set_outlives_the_agent(
+    toy_host: StartHost, wishes: ReceivedRequests
+) -> None:
     host = toy_host()
     client = host.client()
     reply = host.call(SetAutomatic(client.session, 0.0, 2))
@@ -237,7 +241,7 @@ def test_what_a_notebook_has_set_outlives_the_agent(toy_host: StartHost, wishes:
 
 
 def test_a_kernel_that_has_not_attached_is_heard_and_reached(
-    toy_host: StartHost, wishes: Wishes
+    toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
     session = host.open(checkpoint_cells=2)
@@ -286,7 +290,9 @@ class Asking:
         return self.outcome
 
 
-def test_before_the_daemon_ends_notebooks_are_put_away(toy_host: StartHost, wishes: Wishes) -> None:
+def test_before_the_daemon_ends_notebooks_are_put_away(
+    toy_host: StartHost, wishes: ReceivedRequests
+) -> None:
     host = toy_host(stop_seconds=WAIT_SECONDS)
     clients = {name: host.client(name) for name in ("good", "broken", "unused")}
     program = host.client("program", script=True)
@@ -307,13 +313,17 @@ def test_before_the_daemon_ends_notebooks_are_put_away(toy_host: StartHost, wish
     assert names(again) == {made}
 
 
-def test_a_cell_that_runs_holds_the_end_up_for_a_while(toy_host: StartHost, wishes: Wishes) -> None:
+def test_a_cell_that_runs_holds_the_end_up_for_a_while(
+    toy_host: StartHost, wishes: ReceivedRequests
+) -> None:
     host = toy_host(stop_seconds=0.1)
     run_cells(host.client("busy"))
     assert host.call(Stop(checkpoint=True)) == StopReply([], ["busy: it was busy for 0.1 s."])
 
 
-def test_who_is_in_a_hurry_ends_the_daemon_meanwhile(toy_host: StartHost, wishes: Wishes) -> None:
+def test_who_is_in_a_hurry_ends_the_daemon_meanwhile(
+    toy_host: StartHost, wishes: ReceivedRequests
+) -> None:
     host = toy_host(stop_seconds=WAIT_SECONDS)
     run_cells(host.client())
     patient = Asking(host, Stop(checkpoint=True))
@@ -322,7 +332,9 @@ def test_who_is_in_a_hurry_ends_the_daemon_meanwhile(toy_host: StartHost, wishes
     assert patient.answer() == StopReply([], [])
 
 
-def test_who_hangs_up_has_not_ended_the_daemon(toy_host: StartHost, wishes: Wishes) -> None:
+def test_who_hangs_up_has_not_ended_the_daemon(
+    toy_host: StartHost, wishes: ReceivedRequests
+) -> None:
     host = toy_host(stop_seconds=WAIT_SECONDS)
     client = host.client()
     run_cells(client)
@@ -417,7 +429,7 @@ def test_what_a_kernel_left_is_found_when_it_and_its_daemon_are_gone(
 
 
 def test_a_kernel_whose_connection_ends_has_died_unless_that_was_wanted(
-    toy_host: StartHost, wishes: Wishes
+    toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
     for wanted in (False, True):
@@ -435,7 +447,7 @@ def test_a_kernel_whose_connection_ends_has_died_unless_that_was_wanted(
 
 
 def test_restoring_settles_what_a_kernel_left_that_died(
-    toy_host: StartHost, wishes: Wishes
+    toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
     for number, restore in enumerate(("asked", "itself")):

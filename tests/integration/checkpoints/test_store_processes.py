@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kernelproxy.common.errors import StoreError
-from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.chunk_store import ChunkStore
 from tests.doubles.storage import storing
 
 ROOT = Path(__file__).parents[3]
@@ -60,7 +60,7 @@ def chunk_files(root: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in root.glob("chunks/*/*")}
 
 
-def named_chunks(store: Store) -> dict[str, int]:
+def named_chunks(store: ChunkStore) -> dict[str, int]:
     return {
         key: size.stored
         for owner, name in store.names()

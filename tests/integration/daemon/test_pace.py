@@ -11,7 +11,7 @@ import pytest
 
 from kernelproxy.common.protocol import Left
 from kernelproxy.common.shared_memory import SessionMemory
-from tests.doubles.daemon.agent import LOG_BYTES, Agent, wake
+from tests.doubles.daemon.agent import LOG_BYTES, OneKernelAgent, wake
 from tests.doubles.daemon.zygote import HEADER
 from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.session.member import Process, running
@@ -23,14 +23,14 @@ MANY = 4 * AHEAD_MAX  # this agent's log has room for at most twice as many
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    made = Agent(tmp_path / "agent.sock")
+def agent(tmp_path: Path) -> Iterator[OneKernelAgent]:
+    made = OneKernelAgent(tmp_path / "agent.sock")
     yield made
     made.close()
 
 
 @pytest.fixture
-def process(tmp_path: Path, agent: Agent) -> Iterator[Process]:
+def process(tmp_path: Path, agent: OneKernelAgent) -> Iterator[Process]:
     agent.open("first")
     with running(Process(tmp_path), agent) as started:
         assert (started.ask("grow 10"), started.ask("sync")) == ("grown", "done")
@@ -46,7 +46,7 @@ def ahead(memory: SessionMemory) -> int:
     return count
 
 
-def held_up(agent: Agent, process: Process) -> SessionMemory:
+def held_up(agent: OneKernelAgent, process: Process) -> SessionMemory:
     """Let the process run ahead of a worker that executes nothing, until it waits."""
     memory = agent.sessions["first"]
     agent.workers["first"].gate.clear()
@@ -55,7 +55,7 @@ def held_up(agent: Agent, process: Process) -> SessionMemory:
     return memory
 
 
-def test_it_waits_for_the_worker(agent: Agent, process: Process) -> None:
+def test_it_waits_for_the_worker(agent: OneKernelAgent, process: Process) -> None:
     memory = held_up(agent, process)
     # Some are executed by then: a closed gate takes effect only at the worker's next check.
     assert AHEAD_MAX / 2 < ahead(memory) <= AHEAD_MAX
@@ -66,7 +66,7 @@ def test_it_waits_for_the_worker(agent: Agent, process: Process) -> None:
 
 
 def test_an_interrupt_finds_it_at_once_and_leaves_little_to_do(
-    agent: Agent, process: Process
+    agent: OneKernelAgent, process: Process
 ) -> None:
     memory = held_up(agent, process)
     os.kill(process.pid, signal.SIGINT)
@@ -78,7 +78,7 @@ def test_an_interrupt_finds_it_at_once_and_leaves_little_to_do(
     )  # fmt: skip
 
 
-def test_it_can_leave_and_join_meanwhile(agent: Agent, process: Process) -> None:
+def test_it_can_leave_and_join_meanwhile(agent: OneKernelAgent, process: Process) -> None:
     memory = held_up(agent, process)
     said = agent.leave()
     assert isinstance(said, Left), said

@@ -29,7 +29,7 @@ ENGINE: dict[str, object] = {"engine": {}}
 StartHost = Callable[..., ToyHost]
 
 
-class Watcher:
+class FrontEnd:
     """Applies the updates that it receives, as a front end does."""
 
     def __init__(self, session: str = "") -> None:
@@ -43,7 +43,7 @@ class Watcher:
         self.devices = {each["id"]: each for each in reply.devices}
         self.told: list[Changed] = []
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> FrontEnd:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +75,7 @@ class Watcher:
 
 def test_each_change_is_told_to_all_who_watch(toy_host: StartHost) -> None:
     host = toy_host(TWO, idle_timeout=0, **ENGINE)
-    with Watcher() as one, Watcher() as other:
+    with FrontEnd() as one, FrontEnd() as other:
         assert one.sessions == {}
         assert set(one.devices) == {"cpu:0", "cpu:1"}
         client = host.client("mine", device="cpu:0")
@@ -113,7 +113,7 @@ def test_each_change_is_told_to_all_who_watch(toy_host: StartHost) -> None:
 def test_who_watches_one_session_hears_of_no_other(toy_host: StartHost) -> None:
     host = toy_host(idle_timeout=0, **ENGINE)
     mine, other = host.client("mine"), host.client("other")
-    with Watcher("mine") as watcher:
+    with FrontEnd("mine") as watcher:
         assert list(watcher.sessions) == [mine.session]
         assert len(watcher.devices["cpu:0"]["sessions"]) == 2
         host.work(other, MIB)
@@ -122,13 +122,13 @@ def test_who_watches_one_session_hears_of_no_other(toy_host: StartHost) -> None:
         watcher.sees(mine.session, state="suspended")
         assert {e["id"] for told in watcher.told for e in told.sessions} == {mine.session}
     with pytest.raises(ControlError, match="no session 'nobody'"):
-        Watcher("nobody")
+        FrontEnd("nobody")
 
 
 def test_memory_is_told_while_a_cell_runs(toy_host: StartHost) -> None:
     host = toy_host(idle_timeout=0, **ENGINE)
     client = host.client()
-    with Watcher() as watcher, client.cell():
+    with FrontEnd() as watcher, client.cell():
         for used in (64 * MIB, 256 * MIB, 128 * MIB):
             client.use(used)
             client.add(1)
@@ -139,12 +139,12 @@ def test_the_next_agent_is_watched_when_one_was_killed(toy_host: StartHost) -> N
     host = toy_host(idle_timeout=0, **ENGINE)
     client = host.client()
     host.work(client, MIB)
-    with Watcher() as before:
+    with FrontEnd() as before:
         host.kill_agent()
         with pytest.raises(ControlError) as ended:
             before.until(lambda: False)
         assert ended.value.reason == "no-daemon"
-    with Watcher() as watcher:
+    with FrontEnd() as watcher:
         assert list(watcher.sessions) == [client.session]
         client.add(1)
         assert client.read() == client.state
@@ -158,7 +158,7 @@ def test_who_does_not_read_holds_up_nobody_and_the_daemon_leaves(toy_host: Start
     session = host.open()
     with agent_client.connect(start=False) as connection:
         deaf = connection.detach()
-    with deaf, Watcher() as watcher:
+    with deaf, FrontEnd() as watcher:
         send_message(deaf, WatchRequest())
         for index in range(50):
             host.call(Pin(session, index % 2 == 0))
@@ -171,10 +171,10 @@ def test_who_does_not_read_holds_up_nobody_and_the_daemon_leaves(toy_host: Start
 def test_what_has_changed_while_nobody_watched_is_known(toy_host: StartHost) -> None:
     host = toy_host(idle_timeout=0, **ENGINE)
     client = host.client()
-    with Watcher() as watcher:
+    with FrontEnd() as watcher:
         watcher.sees(client.session, state="idle")
     host.work(client, MIB)
-    with Watcher() as watcher:
+    with FrontEnd() as watcher:
         found = {each["id"]: each for each in host.call(StatusRequest()).sessions}
         assert watcher.sessions[client.session]["state"] == found[client.session]["state"]
         host.call(Suspend(client.session))

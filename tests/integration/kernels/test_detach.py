@@ -16,7 +16,7 @@ from kernelproxy.criu import criu
 from kernelproxy.criu.mode_probe import find_criu
 from kernelproxy.criu.sandbox import Form
 from tests.conftest import RunProgram
-from tests.doubles.daemon.agent import Agent, wake
+from tests.doubles.daemon.agent import OneKernelAgent, wake
 from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.session.member import Process, running
 from tests.doubles.waiting import wait_until
@@ -37,8 +37,8 @@ def test_training_goes_on_bit_for_bit(runtime_dir: Path, run_program: RunProgram
 
 
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    made = Agent(tmp_path / "agent.sock")
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneKernelAgent]:
+    made = OneKernelAgent(tmp_path / "agent.sock")
     yield made
     made.close()
 
@@ -53,19 +53,19 @@ def form(request: pytest.FixtureRequest) -> Form:
 
 
 @pytest.fixture
-def process(tmp_path: Path, agent: Agent) -> Iterator[Process]:
+def process(tmp_path: Path, agent: OneKernelAgent) -> Iterator[Process]:
     agent.open("first")
     with running(Process(tmp_path), agent) as started:
         yield started
 
 
-def left(agent: Agent) -> Left:
+def left(agent: OneKernelAgent) -> Left:
     said = agent.leave()
     assert isinstance(said, Left), said
     return said
 
 
-def test_nothing_stays_open_and_all_goes_on(agent: Agent, process: Process) -> None:
+def test_nothing_stays_open_and_all_goes_on(agent: OneKernelAgent, process: Process) -> None:
     assert process.ask("grow 100") == "grown"
     assert process.ask("sync") == "done"
     assert process.open_to_the_outside()
@@ -92,7 +92,9 @@ def test_nothing_stays_open_and_all_goes_on(agent: Agent, process: Process) -> N
     assert process.ask("sync") == "done"
 
 
-def test_it_joins_another_session_that_is_where_it_was(agent: Agent, process: Process) -> None:
+def test_it_joins_another_session_that_is_where_it_was(
+    agent: OneKernelAgent, process: Process
+) -> None:
     assert process.ask("begin") == "begun"
     said = left(agent)
     wait_until(lambda: agent.drained("first"))
@@ -109,7 +111,7 @@ def test_it_joins_another_session_that_is_where_it_was(agent: Agent, process: Pr
 
 
 def test_what_is_not_where_it_was_is_refused_in_one_sentence(
-    agent: Agent, process: Process
+    agent: OneKernelAgent, process: Process
 ) -> None:
     process.tell("begin")
     assert process.answer() == "begun"
@@ -121,7 +123,9 @@ def test_what_is_not_where_it_was_is_refused_in_one_sentence(
     assert "the device daemon of jupyter_sing is gone" in process.answer()
 
 
-def test_it_stays_while_somebody_waits_for_the_device(agent: Agent, tmp_path: Path) -> None:
+def test_it_stays_while_somebody_waits_for_the_device(
+    agent: OneKernelAgent, tmp_path: Path
+) -> None:
     agent.open("first")
     with running(Process(tmp_path, seconds=0.1), agent) as process:
         assert process.ask("sync") == "done"
@@ -145,7 +149,7 @@ def test_it_stays_while_somebody_waits_for_the_device(agent: Agent, tmp_path: Pa
 
 @pytest.mark.slow
 def test_it_goes_on_in_another_process_made_of_its_images(
-    form: Form, agent: Agent, tmp_path: Path
+    form: Form, agent: OneKernelAgent, tmp_path: Path
 ) -> None:
     agent.open("first")
     images = tmp_path / "images"

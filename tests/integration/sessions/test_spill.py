@@ -12,7 +12,7 @@ import pytest
 
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import CloseSession, Resume, Suspend
-from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.threads import Cancel, file_lock
 from tests.doubles.session.client import ToyClient
 from tests.doubles.waiting import wait_until
@@ -43,7 +43,7 @@ def chunks(data_dir: Path) -> list[Path]:
 
 def nobody_stores(data_dir: Path) -> AbstractContextManager[None]:
     """Block the processes that write to the store."""
-    lock = Store(data_dir / "states").root / "lock"
+    lock = ChunkStore(data_dir / "states").root / "lock"
     return file_lock(lock, shared=False, seconds=0, cancel=Cancel())
 
 

@@ -8,7 +8,7 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Evict, Grant, MigrateMemory, Preempt, Queued
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
-from tests.doubles.scheduler.controller import Controller
+from tests.doubles.scheduler.controller import FakeController
 
 GB = 10**9
 
@@ -19,7 +19,7 @@ def controller(
     settings: EngineSettings | None = None,
     per_node: int = 8,
     constant: float = 0.0,
-) -> Controller:
+) -> FakeController:
     devices = [
         DeviceSpec(
             f"node{index // per_node}/gpu{index % per_node}",
@@ -29,14 +29,14 @@ def controller(
         )
         for index in range(count)
     ]
-    return Controller(Engine(devices, settings), devices, delay=0.01)
+    return FakeController(Engine(devices, settings), devices, delay=0.01)
 
 
-def grants(host: Controller, session: str) -> list[Grant]:
+def grants(host: FakeController, session: str) -> list[Grant]:
     return [d for _, d in host.decided if isinstance(d, Grant) and d.session == session]
 
 
-def wait_of(host: Controller, session: str) -> float:
+def wait_of(host: FakeController, session: str) -> float:
     return next(wait for name, wait in reversed(host.waits) if name == session)
 
 

@@ -15,7 +15,7 @@ from jupyter_sing.scheduler.decisions import Decision, Grant, Queued
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.persistence import AccountsError
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
-from tests.doubles.scheduler.controller import Controller
+from tests.doubles.scheduler.controller import FakeController
 
 GB = 10**9
 SETTINGS = EngineSettings(quanta=(1.0, 2.0, 4.0, 8.0))
@@ -39,18 +39,18 @@ def written(engine: Engine, now: float) -> dict[str, Any]:
 
 def host_of(
     accounts: object = None, now: float = 0.0, found: EngineSettings = SETTINGS
-) -> Controller:
-    host = Controller(Engine(DEVICES, found, accounts=accounts, now=now), DEVICES, delay=0.25)
+) -> FakeController:
+    host = FakeController(Engine(DEVICES, found, accounts=accounts, now=now), DEVICES, delay=0.25)
     host.now = now
     return host
 
 
-def populate(host: Controller) -> None:
+def populate(host: FakeController) -> None:
     for name, (vc, user, tier) in PEOPLE.items():
         host.open(name, GB, vc=vc, user=user, tier=tier)
 
 
-def want_too_much(host: Controller) -> None:
+def want_too_much(host: FakeController) -> None:
     """Let sessions wait that can never be served, so that debts remain when other work ends."""
     wide = {"ann-wide": ("lab", "ann"), "bob-wide": ("lab", "bob"), "cyd-wide": ("course", "cyd")}
     for name, (vc, user) in wide.items():
@@ -59,7 +59,7 @@ def want_too_much(host: Controller) -> None:
         host.submit(name, 1.0)
 
 
-def play(host: Controller, script: list[tuple[str, float, float]]) -> None:
+def play(host: FakeController, script: list[tuple[str, float, float]]) -> None:
     """Submit cells of (session, seconds) one pause after the other, of sessions that are idle."""
     busy = getattr(host, "busy", set())
     host.finished = busy.discard
@@ -70,7 +70,7 @@ def play(host: Controller, script: list[tuple[str, float, float]]) -> None:
         host.run_until(host.now + pause)
 
 
-def ended(host: Controller) -> None:
+def ended(host: FakeController) -> None:
     """Run until all cells have ended, and until no state depends on the last minute."""
     host.run_until(host.now + 20_000.0)
     assert not any(host.holders.values())
@@ -80,7 +80,7 @@ def line_of(at: float, decision: Decision) -> str:
     return f"{at} {decision!r}"
 
 
-def decided(host: Controller, since: float) -> list[str]:
+def decided(host: FakeController, since: float) -> list[str]:
     """Return what was granted, preempted and reported."""
     return [line_of(at, d) for at, d in host.decided if at >= since]
 

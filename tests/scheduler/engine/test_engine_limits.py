@@ -14,7 +14,7 @@ from jupyter_sing.scheduler.decisions import Decision, Evict, Grant, Preempt, Qu
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.fairness.quotas import DAY, SLOT, Day
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
-from tests.doubles.scheduler.controller import Controller
+from tests.doubles.scheduler.controller import FakeController
 
 GIB = 1 << 30
 QUANTA = (2.0, 4.0, 4.0, 4.0)
@@ -25,30 +25,30 @@ def machine(
     grace: QuotaLimits | None = None,
     vc: QuotaLimits | None = None,
     memory: int = 24 * GIB,
-) -> Controller:
+) -> FakeController:
     found = EngineSettings(
         quanta=QUANTA,
         user_limits={("default", "grace"): grace} if grace else {},
         vc_limits={"default": vc} if vc else {},
     )
     devices = [DeviceSpec(f"node0/gpu{index}", memory) for index in range(count)]
-    return Controller(Engine(devices, found), devices, delay=0.01)
+    return FakeController(Engine(devices, found), devices, delay=0.01)
 
 
 def begin(
-    host: Controller, name: str, seconds: float, user: str = "grace", **terms: object
+    host: FakeController, name: str, seconds: float, user: str = "grace", **terms: object
 ) -> None:
     terms = {"memory": GIB, **terms}
     host.open(name, user=user, **terms)  # type: ignore[arg-type]
     host.submit(name, seconds)
 
 
-def held(host: Controller, *prefixes: str) -> int:
+def held(host: FakeController, *prefixes: str) -> int:
     """Return the number of devices of the sessions whose names begin like this."""
     return sum(name.startswith(prefixes) for names in host.holders.values() for name in names)
 
 
-def queued(host: Controller, session: str) -> list[Queued]:
+def queued(host: FakeController, session: str) -> list[Queued]:
     return [d for _, d in host.decided if isinstance(d, Queued) and d.session == session]
 
 
@@ -312,7 +312,7 @@ class TestMemory:
 class Book:
     """Sums up what each user has, from decisions and events only."""
 
-    def __init__(self, host: Controller, limits: Mapping[str, QuotaLimits]) -> None:
+    def __init__(self, host: FakeController, limits: Mapping[str, QuotaLimits]) -> None:
         self.host = host
         self.limits = limits
         self.owner: dict[str, str] = {}
@@ -355,7 +355,7 @@ def test_limits_hold_whatever_happens_and_everybody_is_served(
         user_limits={("default", user): each for user, each in limits.items()},
         vc_limits={"default": QuotaLimits(devices=2)},
     )
-    host = Controller(Engine(devices, found), devices, delay=0.01)
+    host = FakeController(Engine(devices, found), devices, delay=0.01)
     book = Book(host, limits)
     tell = host.tell
 

@@ -10,21 +10,21 @@ from jupyter_sing.controller.controller import COPY_RATE, LIVE, SWITCH_SECONDS
 from jupyter_sing.scheduler.decisions import Grant, MigrateMemory
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.settings import DeviceSpec
-from tests.doubles.scheduler.controller import Controller
+from tests.doubles.scheduler.controller import FakeController
 
 MB = 10**6
 THINK_SECONDS = (0.1, 0.4, 1.0, 2.5)
 
 
-def machine(memory: int) -> Controller:
+def machine(memory: int) -> FakeController:
     devices = [
         DeviceSpec(f"cpu:{n}", memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
         for n in range(2)
     ]
-    return Controller(Engine(devices, LIVE), devices, delay=0.005)
+    return FakeController(Engine(devices, LIVE), devices, delay=0.005)
 
 
-def moves(host: Controller) -> list[float]:
+def moves(host: FakeController) -> list[float]:
     """Return when a session was granted another device than the one before, or migrated."""
     last: dict[str, tuple[str, ...]] = {}
     found = []

@@ -21,7 +21,7 @@ from jupyter_sing.scheduler.hived.config.configuration import Configuration
 from jupyter_sing.scheduler.hived.leases import HivedGuarantees
 from jupyter_sing.scheduler.no_guarantees import NoGuarantees
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
-from tests.doubles.scheduler.controller import Controller
+from tests.doubles.scheduler.controller import FakeController
 
 GB = 10**9
 NAMES = [f"s{i}" for i in range(8)]
@@ -37,7 +37,7 @@ class Cluster(RuleBasedStateMachine):
             DeviceSpec(f"node{i // 2}/gpu{i % 2}", 16 * GB, f"node{i // 2}") for i in range(count)
         ]
         self.settings = EngineSettings(quanta=(1.0, 2.0, 4.0, 8.0), host_memory=20 * GB)
-        self.host = Controller(Engine(self.places, self.settings), self.places, delay)
+        self.host = FakeController(Engine(self.places, self.settings), self.places, delay)
         self.terms: dict[str, dict[str, object]] = {}
         self.checked = 0  # decisions may concern other sessions by now
         self.failed: set[str] = set()

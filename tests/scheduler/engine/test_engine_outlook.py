@@ -19,31 +19,31 @@ from jupyter_sing.simulator.cluster import SimulatedCluster
 from jupyter_sing.simulator.generator import Parameters, generate
 from jupyter_sing.simulator.run import Simulation
 from jupyter_sing.simulator.workload import Workload
-from tests.doubles.scheduler.controller import Controller
+from tests.doubles.scheduler.controller import FakeController
 
 GB = 10**9
 
 
-def machine(count: int = 1, found: EngineSettings = LIVE, memory: int = 24 * GB) -> Controller:
+def machine(count: int = 1, found: EngineSettings = LIVE, memory: int = 24 * GB) -> FakeController:
     devices = [
         DeviceSpec(f"cpu:{n}", memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
         for n in range(count)
     ]
-    return Controller(Engine(devices, found), devices, delay=0.01)
+    return FakeController(Engine(devices, found), devices, delay=0.01)
 
 
-def begin(host: Controller, name: str, seconds: float, **terms: object) -> None:
+def begin(host: FakeController, name: str, seconds: float, **terms: object) -> None:
     host.open(name, **{"memory": GB, "user": name, **terms})  # type: ignore[arg-type]
     host.submit(name, seconds)
 
 
-def outlook(host: Controller, name: str) -> ExplainedWait:
+def outlook(host: FakeController, name: str) -> ExplainedWait:
     found = host.engine.explain(name, host.now)
     assert found is not None
     return found
 
 
-def granted(host: Controller, name: str) -> float:
+def granted(host: FakeController, name: str) -> float:
     """Seconds from now to the next grant of a session."""
     since = host.now
     while True:

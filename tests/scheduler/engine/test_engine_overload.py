@@ -51,7 +51,7 @@ def lab(days: float, load: float, seed: int) -> Workload:
     return arranged(one(name) for name in NAMES)
 
 
-class Patience:
+class WaitRecorder:
     """Scheduler wrapper that records how long each session has waited for a device.
 
     Attributes
@@ -88,11 +88,11 @@ class Patience:
             self.longest[session] = max(self.longest[session], (at - since, since))
 
 
-def simulated(days: float, seed: int = 1) -> Patience:
+def simulated(days: float, seed: int = 1) -> WaitRecorder:
     """Return the users of the lab on two devices instead of four, at three times their capacity."""
     workload, cluster = lab(days, 6.0, seed), SimulatedCluster(2)
     who = people(parse(LAB.read_text()), workload, cluster.devices())
-    between = Patience(Engine(cluster.devices(), who.settings, who.leases))
+    between = WaitRecorder(Engine(cluster.devices(), who.settings, who.leases))
     Simulation(workload, cluster, between, who.of).run()
     return between
 

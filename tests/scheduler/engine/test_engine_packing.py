@@ -8,7 +8,7 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Pack, Preempt, Unpack
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings
-from tests.doubles.scheduler.controller import Controller
+from tests.doubles.scheduler.controller import FakeController
 
 GB = 10**9
 DEVICE = "node0/gpu0"
@@ -16,11 +16,11 @@ DEVICE = "node0/gpu0"
 
 def two_programs(
     may_pack: tuple[bool, bool] = (True, True), memory: int = 4 * GB, packing: bool = True
-) -> Controller:
+) -> FakeController:
     """Two training programs on one device, each measured alone at a step of 0.1 s."""
     devices = [DeviceSpec(DEVICE, 10 * GB)]
     settings = EngineSettings(quanta=(2.0, 4.0, 4.0, 4.0), packing=packing)
-    host = Controller(Engine(devices, settings), devices, delay=0.01)
+    host = FakeController(Engine(devices, settings), devices, delay=0.01)
     for name, permitted in zip(("a", "b"), may_pack, strict=True):
         host.open(name, memory, may_pack=permitted)
         host.submit(name, 10_000.0)
@@ -34,11 +34,11 @@ def two_programs(
     return host
 
 
-def said(host: Controller, kind: type) -> list[object]:
+def said(host: FakeController, kind: type) -> list[object]:
     return [decision for _, decision in host.decided if isinstance(decision, kind)]
 
 
-def together(host: Controller, step: float) -> None:
+def together(host: FakeController, step: float) -> None:
     for name in ("a", "b"):
         host.tell(events.Measured(host.now, name, 4 * GB, 0.4, step))
 
@@ -67,7 +67,7 @@ def test_nobody_shares_against_permission_memory_or_policy(
 
 def test_who_was_never_measured_alone_does_not_share() -> None:
     devices = [DeviceSpec(DEVICE, 10 * GB)]
-    host = Controller(Engine(devices), devices)
+    host = FakeController(Engine(devices), devices)
     for name in ("a", "b"):
         host.open(name, GB, may_pack=True)
         host.submit(name, 100.0)
@@ -77,7 +77,7 @@ def test_who_was_never_measured_alone_does_not_share() -> None:
 
 def test_nobody_shares_while_devices_are_free() -> None:
     devices = [DeviceSpec(f"node0/gpu{i}", 10 * GB) for i in range(2)]
-    host = Controller(Engine(devices), devices)
+    host = FakeController(Engine(devices), devices)
     for name in ("a", "b"):
         host.open(name, GB, may_pack=True)
         host.submit(name, 100.0)

@@ -15,7 +15,7 @@ from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
 from jupyter_sing.scheduler.hived.leases import HivedGuarantees
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
-from tests.doubles.scheduler.controller import Controller
+from tests.doubles.scheduler.controller import FakeController
 
 GB = 10**9
 MEMORY = 16 * GB
@@ -25,7 +25,7 @@ GRACE = EngineSettings().run_min + 2 * DELAY + 2 * MEMORY / 20e9
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlannedCell:
     """A cell of `seconds` that comes `pause` after the one before was submitted."""
 
     session: int
@@ -35,7 +35,7 @@ class Wish:
 
 wishes = st.lists(
     st.builds(
-        Wish,
+        PlannedCell,
         st.integers(0, 3),
         st.sampled_from([0.0, 0.3, 2.0, 30.0, 200.0]),
         st.sampled_from([0.2, 1.0, 8.0, 100.0]),
@@ -45,16 +45,20 @@ wishes = st.lists(
 )
 
 
-def cluster(nodes: list[int], promised: dict[str, int]) -> Controller:
+def cluster(nodes: list[int], promised: dict[str, int]) -> FakeController:
     names = {f"node{n}": [f"node{n}/gpu{i}" for i in range(count)] for n, count in enumerate(nodes)}
     devices = [DeviceSpec(name, MEMORY, node) for node, here in names.items() for name in here]
     guarantees = HivedGuarantees(Configuration.of_nodes(names, promised))
     found = EngineSettings(quanta=(1.0, 2.0, 4.0, 8.0))
-    return Controller(Engine(devices, found, guarantees), devices, DELAY)
+    return FakeController(Engine(devices, found, guarantees), devices, DELAY)
 
 
 def served(
-    host: Controller, mine: list[Wish], theirs: list[tuple[Wish, Tier]], count: int, gpus: int
+    host: FakeController,
+    mine: list[PlannedCell],
+    theirs: list[tuple[PlannedCell, Tier]],
+    count: int,
+    gpus: int,
 ) -> list[tuple[float, float]]:
     """Return time to the device and time to the end of each of our submitted cells."""
     coming = []
@@ -99,7 +103,7 @@ def served(
     theirs=st.lists(
         st.tuples(
             st.builds(
-                Wish,
+                PlannedCell,
                 st.integers(0, 7),
                 st.sampled_from([0.0, 0.0, 0.5, 10.0]),
                 st.sampled_from([0.5, 20.0, 1000.0]),
@@ -114,8 +118,8 @@ def served(
 )
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_a_guarantee_is_as_good_as_devices_of_ones_own(
-    mine: list[Wish],
-    theirs: list[tuple[Wish, Tier]],
+    mine: list[PlannedCell],
+    theirs: list[tuple[PlannedCell, Tier]],
     guaranteed: int,
     nodes: list[int],
     gang: bool,

@@ -13,12 +13,12 @@ from jupyter_sing.scheduler.decisions import Promised
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.fairness.tier_targets import most
 from jupyter_sing.scheduler.settings import TARGETS, DeviceSpec, Tier
-from tests.doubles.scheduler.controller import Controller
+from tests.doubles.scheduler.controller import FakeController
 
 MIB = 1 << 20
 
 
-def machine(count: int) -> Controller:
+def machine(count: int) -> FakeController:
     """Return a controller double with the settings of the live controller."""
     devices = [
         DeviceSpec(
@@ -26,10 +26,10 @@ def machine(count: int) -> Controller:
         )
         for n in range(count)
     ]
-    return Controller(Engine(devices, LIVE), devices, delay=0.005)
+    return FakeController(Engine(devices, LIVE), devices, delay=0.005)
 
 
-def work(host: Controller, names: list[str], load: float, seconds: float, hours: float) -> None:
+def work(host: FakeController, names: list[str], load: float, seconds: float, hours: float) -> None:
     """Let notebooks request a part of a device each, in cells of this many seconds on average."""
     random = Random(1)
 
@@ -68,7 +68,7 @@ def test_whoever_gets_a_third_misses_a_promise_of_more_once_an_hour() -> None:
     assert host.engine.statistics().tier_violations == 9
 
 
-def said(host: Controller, session: str) -> list[tuple[bool, str]]:
+def said(host: FakeController, session: str) -> list[tuple[bool, str]]:
     """Return the decisions about the promise to a session."""
     found = [d for _, d in host.decided if isinstance(d, Promised) and d.session == session]
     return [(each.kept, each.reason) for each in found]

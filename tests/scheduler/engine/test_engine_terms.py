@@ -14,34 +14,34 @@ from jupyter_sing.scheduler.hived.config.configuration import Configuration
 from jupyter_sing.scheduler.hived.leases import HivedGuarantees
 from jupyter_sing.scheduler.no_guarantees import NoGuarantees
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
-from tests.doubles.scheduler.controller import Controller
+from tests.doubles.scheduler.controller import FakeController
 
 GB = 10**9
 
 
-def machine(count: int, found: EngineSettings | None = None, per_node: int = 8) -> Controller:
+def machine(count: int, found: EngineSettings | None = None, per_node: int = 8) -> FakeController:
     devices = [
         DeviceSpec(f"node{index // per_node}/gpu{index}", 24 * GB, f"node{index // per_node}")
         for index in range(count)
     ]
-    return Controller(Engine(devices, found), devices, delay=0.01)
+    return FakeController(Engine(devices, found), devices, delay=0.01)
 
 
-def begin(host: Controller, name: str, seconds: float, **terms: object) -> None:
+def begin(host: FakeController, name: str, seconds: float, **terms: object) -> None:
     terms = {"memory": GB, **terms}
     host.open(name, **terms)  # type: ignore[arg-type]
     host.submit(name, seconds)
 
 
-def stopped(host: Controller) -> list[str]:
+def stopped(host: FakeController) -> list[str]:
     return [d.session for _, d in host.decided if isinstance(d, Preempt)]
 
 
-def promised(host: Controller, **devices: int) -> HivedGuarantees:
+def promised(host: FakeController, **devices: int) -> HivedGuarantees:
     return HivedGuarantees(Configuration.of_nodes({"node0": list(host.devices)}, devices))
 
 
-def change(host: Controller, name: str, **changes: object) -> None:
+def change(host: FakeController, name: str, **changes: object) -> None:
     terms: dict[str, object] = {
         "tier": Tier.STANDARD, "weight": 1.0, "pinned": False, "may_pack": False, **changes,
     }  # fmt: skip

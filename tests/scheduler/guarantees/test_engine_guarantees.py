@@ -9,19 +9,19 @@ from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
 from jupyter_sing.scheduler.hived.leases import HivedGuarantees
 from jupyter_sing.scheduler.settings import DeviceSpec, Tier
-from tests.doubles.scheduler.controller import Controller
+from tests.doubles.scheduler.controller import FakeController
 
 GB = 10**9
 
 
-def departments(promised: dict[str, int], count: int = 4) -> Controller:
+def departments(promised: dict[str, int], count: int = 4) -> FakeController:
     names = [f"node0/gpu{index}" for index in range(count)]
     devices = [DeviceSpec(name, 24 * GB) for name in names]
     guarantees = HivedGuarantees(Configuration.of_nodes({"node0": names}, promised))
-    return Controller(Engine(devices, guarantees=guarantees), devices, delay=0.01)
+    return FakeController(Engine(devices, guarantees=guarantees), devices, delay=0.01)
 
 
-def fill(host: Controller, vc: str, count: int, tier: Tier = Tier.STANDARD) -> None:
+def fill(host: FakeController, vc: str, count: int, tier: Tier = Tier.STANDARD) -> None:
     for index in range(count):
         host.open(f"{vc}{index}", GB, vc=vc, user=f"{vc}{index}", tier=tier)
         host.submit(f"{vc}{index}", 100_000.0)

@@ -72,7 +72,7 @@ def request_of(pod: str) -> GroupRequest:
     )
 
 
-class Run:
+class ComparedCluster:
     """A cluster that schedules pods of the table; every answer is compared with the table."""
 
     def __init__(self, changed: dict[str, Any] | None = None) -> None:
@@ -129,19 +129,19 @@ class Run:
 
 
 @pytest.fixture
-def run() -> Run:
-    return Run()
+def run() -> ComparedCluster:
+    return ComparedCluster()
 
 
 @pytest.fixture
-def normal(run: Run) -> Iterator[Run]:
+def normal(run: ComparedCluster) -> Iterator[ComparedCluster]:
     """The state after the nineteen requests of normal operations."""
     for pod in TABLE["shouldSucceed"]:
         run.expect(pod)
     return run
 
 
-def delete_all(run: Run) -> None:
+def delete_all(run: ComparedCluster) -> None:
     placed = [pod for group in run.cluster.groups.values() for pod in group.pods]
     for pod in reversed(placed):
         run.release(pod)
@@ -151,25 +151,27 @@ def delete_all(run: Run) -> None:
     assert run.cluster.groups == {}
 
 
-def test_normal_operations(normal: Run) -> None:
+def test_normal_operations(normal: ComparedCluster) -> None:
     assert normal.state("pod16") is GroupState.PREEMPTING
     assert normal.state("pod5") is GroupState.BEING_PREEMPTED
     delete_all(normal)
 
 
-def test_without_lazy_preemption_who_holds_the_cells_is_the_victim(normal: Run) -> None:
+def test_without_lazy_preemption_who_holds_the_cells_is_the_victim(normal: ComparedCluster) -> None:
     normal.expect("pod26")
 
 
 @pytest.mark.parametrize("pods", TABLE["shouldFail"], ids="+".join)
-def test_requests_that_could_never_be_served_are_refused(normal: Run, pods: list[str]) -> None:
+def test_requests_that_could_never_be_served_are_refused(
+    normal: ComparedCluster, pods: list[str]
+) -> None:
     for pod in pods:
         with pytest.raises(RequestError):
             normal.schedule(pod)
     delete_all(normal)
 
 
-def test_suggested_nodes(run: Run) -> None:
+def test_suggested_nodes(run: ComparedCluster) -> None:
     run.expect("pod36", frozenset({"0.0.1.0"}))
     run.release("pod36")
     run.expect("pod37", frozenset({"0.0.3.0"}))
@@ -194,7 +196,7 @@ def test_backtracking_and_reverted_lazy_preemption() -> None:
     changed = document()
     cells = changed["virtualClusters"]["VC1"]["virtualCells"]
     cells[0]["cellNumber"], cells[3]["cellNumber"] = 0, 3
-    run = Run(changed)
+    run = ComparedCluster(changed)
     run.expect("pod39", frozenset({"0.0.3.2", "0.0.3.3"}))
     run.expect("pod40", frozenset({"0.0.4.3"}))
     run.expect("pod41", frozenset({"0.0.3.2", "0.0.3.3", "0.0.4.3"}))
@@ -203,7 +205,7 @@ def test_backtracking_and_reverted_lazy_preemption() -> None:
         assert run.cluster.groups[PODS[pod]["group"]].guaranteed
 
 
-def test_stateful_preemption(run: Run) -> None:
+def test_stateful_preemption(run: ComparedCluster) -> None:
     for pod in TABLE["statefulPreemption"]:
         run.expect(pod)
         if pod == "pod33":
@@ -229,7 +231,7 @@ def test_bad_nodes_and_doomed_cells() -> None:
     changed["virtualClusters"]["VC2"]["virtualCells"][2]["cellType"] = (
         "3-DGX2-V100-NODE.DGX2-V100-NODE"
     )
-    run = Run(changed)
+    run = ComparedCluster(changed)
     chain = "3-DGX2-V100-NODE"
 
     def free(vc: str) -> list[bool]:
@@ -258,7 +260,7 @@ def test_safe_relaxed_buddy_allocation() -> None:
     vc1[0]["cellNumber"], vc1[2]["cellNumber"], vc1[3]["cellNumber"] = 4, 0, 0
     vc2 = changed["virtualClusters"]["VC2"]["virtualCells"]
     vc2[2] = {"cellType": "4-DGX2-V100-NODE.2-DGX2-V100-NODE", "cellNumber": 1}
-    run = Run(changed)
+    run = ComparedCluster(changed)
     nodes = frozenset({"0.0.3.2", "0.0.3.3", "0.0.4.2", "0.0.4.3"})
     run.expect("pod44", nodes)
     run.health("0.0.3.3", good=False)
@@ -267,7 +269,7 @@ def test_safe_relaxed_buddy_allocation() -> None:
     run.expect("pod46", nodes | {"0.0.4.0", "0.0.4.1"})  # would break the promise to VC2
 
 
-def test_reconfiguration_keeps_what_runs(normal: Run) -> None:
+def test_reconfiguration_keeps_what_runs(normal: ComparedCluster) -> None:
     changed = document()
     physical = changed["physicalCluster"]
     # A chain becomes shorter.

@@ -17,8 +17,8 @@ SMALL = scheduler.Setting(
     Parameters(sessions=8, training=80, quick=40, days=1, load=1.0),
     SimulatedCluster(2),
     (
-        scheduler.Claim("ttg_p99", operator.le, 60.0),
-        scheduler.Claim("jain", operator.ge, 1.5),
+        scheduler.Requirement("ttg_p99", operator.le, 60.0),
+        scheduler.Requirement("jain", operator.ge, 1.5),
     ),
 )
 

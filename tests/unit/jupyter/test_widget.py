@@ -38,7 +38,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, fake_daemon: FakeDaemon) -> Iterator
     wait_for_no_thread()
 
 
-class Shown:
+class ShownWidget:
     """A status widget and its model; waits for the texts that it shows."""
 
     def __init__(self, daemon: FakeDaemon) -> None:
@@ -76,13 +76,13 @@ class Shown:
 
 
 @pytest.fixture
-def shown(kernel: None, fake_daemon: FakeDaemon) -> Iterator[Shown]:
-    made = Shown(fake_daemon)
+def shown(kernel: None, fake_daemon: FakeDaemon) -> Iterator[ShownWidget]:
+    made = ShownWidget(fake_daemon)
     yield made
     made.status.close()
 
 
-def test_widget_shows_the_state_and_its_changes(shown: Shown) -> None:
+def test_widget_shows_the_state_and_its_changes(shown: ShownWidget) -> None:
     assert "<b>Idle</b>." in shown.text
     assert "this notebook (Idle, 3.0 MiB)" in shown.panel._devices.value
     assert shown.can() == {view_model.SUSPEND, view_model.PIN, view_model.CHECKPOINT}
@@ -93,7 +93,7 @@ def test_widget_shows_the_state_and_its_changes(shown: Shown) -> None:
     shown.wait(lambda: "Place 2 in the queue, about 20 s." in shown.text)
 
 
-def test_widget_sends_nothing_without_a_visible_change(shown: Shown) -> None:
+def test_widget_sends_nothing_without_a_visible_change(shown: ShownWidget) -> None:
     heard: queue.Queue[object] = queue.Queue()
     status_watcher.current.join(heard.put)
     heard.get(timeout=SECONDS)
@@ -104,7 +104,7 @@ def test_widget_sends_nothing_without_a_visible_change(shown: Shown) -> None:
     assert shown.changed.empty()
 
 
-def test_text_without_widgets_has_its_time(shown: Shown) -> None:
+def test_text_without_widgets_has_its_time(shown: ShownWidget) -> None:
     assert shown.bundle["text/plain"].startswith("○ Idle.\n3.0 MiB of 2.0 GiB on Simulated GPU 0\n")
     assert "; not updated." in shown.bundle["text/plain"]
     assert "<progress" in shown.bundle["text/html"]
@@ -112,7 +112,7 @@ def test_text_without_widgets_has_its_time(shown: Shown) -> None:
     assert found["model_id"] == shown.status.box.model_id
 
 
-def test_buttons_send_requests_to_the_daemon(shown: Shown) -> None:
+def test_buttons_send_requests_to_the_daemon(shown: ShownWidget) -> None:
     def asked(request: protocol.Message) -> bool:
         return request in shown.daemon.requests
 
@@ -136,7 +136,7 @@ def test_buttons_send_requests_to_the_daemon(shown: Shown) -> None:
     assert kinds == ["Watch", "Suspend", "Resume", "Pin", "Pin", "Checkpoint"]
 
 
-def test_pin_set_elsewhere_is_shown_and_not_requested(shown: Shown) -> None:
+def test_pin_set_elsewhere_is_shown_and_not_requested(shown: ShownWidget) -> None:
     shown.tell(pinned=True)
     shown.wait(lambda: shown.button(view_model.PIN).value)
     shown.tell(reason="Later.")
@@ -144,14 +144,16 @@ def test_pin_set_elsewhere_is_shown_and_not_requested(shown: Shown) -> None:
     assert not any(isinstance(each, protocol.Pin) for each in shown.daemon.requests)
 
 
-def test_refusal_of_the_daemon_is_shown(shown: Shown) -> None:
+def test_refusal_of_the_daemon_is_shown(shown: ShownWidget) -> None:
     del shown.daemon.sessions[ID]
     shown.button(view_model.PIN).set_state({"value": True})
     shown.wait(lambda: f"There is no session {ID}." in shown.text)
     shown.wait(lambda: not shown.button(view_model.PIN).value)
 
 
-def test_bar_is_shown_after_half_a_second(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_is_shown_after_half_a_second(
+    shown: ShownWidget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = SimpleNamespace(monotonic=lambda: clock.now, strftime=lambda _: "", now=1.0)
     monkeypatch.setattr(widget, "time", clock)
     under_way = {"verb": "checkpoint", "checkpoint": "one", "done": 1, "total": 4}
@@ -165,7 +167,7 @@ def test_bar_is_shown_after_half_a_second(shown: Shown, monkeypatch: pytest.Monk
     shown.wait(lambda: shown.panel._far.value == "")
 
 
-def test_widget_without_views_does_not_listen(shown: Shown) -> None:
+def test_widget_without_views_does_not_listen(shown: ShownWidget) -> None:
     shown.status.box.set_state({"_view_count": 1})
     shown.status.box.set_state({"_view_count": 0})
     wait_for_no_thread()
@@ -175,7 +177,7 @@ def test_widget_without_views_does_not_listen(shown: Shown) -> None:
 
 
 def test_widget_is_sent_whole_over_a_new_connection(
-    shown: Shown, monkeypatch: pytest.MonkeyPatch
+    shown: ShownWidget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: queue.Queue[str] = queue.Queue()
     states: list[str] = []
@@ -187,7 +189,7 @@ def test_widget_is_sent_whole_over_a_new_connection(
     shown.wait(lambda: "Idle" in shown.text)
 
 
-def test_closing_ends_the_widget_with_a_note(shown: Shown) -> None:
+def test_closing_ends_the_widget_with_a_note(shown: ShownWidget) -> None:
     shown.status.close()
     shown.status.close()
     wait_for_no_thread()
@@ -196,7 +198,7 @@ def test_closing_ends_the_widget_with_a_note(shown: Shown) -> None:
     assert shown.panel.box.comm is None
 
 
-def test_closing_all_widgets_ends_the_watcher(shown: Shown) -> None:
+def test_closing_all_widgets_ends_the_watcher(shown: ShownWidget) -> None:
     shown.panel.box.close()
     shown.tell()
     wait_for_no_thread()

@@ -69,19 +69,19 @@ def test_a_cell_runs_while_it_runs(shell: InteractiveShell, state: activation.Ac
 
 
 def test_cells_of_subshells_are_counted_for_themselves(state: activation.Activation) -> None:
-    class Info:
+    class CellInfo:
         raw_cell = "same text"
 
-    class Result:
-        info = Info
+    class CellResult:
+        info = CellInfo
 
     counter = ipython_extension.CellCounter()
-    counter.pre_run_cell(Info)
-    other = threading.Thread(target=counter.post_run_cell, args=(Result,))
+    counter.pre_run_cell(CellInfo)
+    other = threading.Thread(target=counter.post_run_cell, args=(CellResult,))
     other.start()
     other.join()
     assert state.cells == 1  # the other thread has started no cell
-    counter.post_run_cell(Result)
+    counter.post_run_cell(CellResult)
     assert state.cells == 0
 
 
@@ -141,7 +141,7 @@ def test_a_wish_that_is_withdrawn_is_not_carried_out(
     loop = SimpleNamespace(add_callback=callbacks.append)
     shell = SimpleNamespace(kernel=SimpleNamespace(io_loop=loop))
     monkeypatch.setattr(checkpoint_client, "carry_out", lambda wish, *_: carried.append(wish.name))
-    wishes, state.cells = ipython_extension.Wishes(shell), 1
+    wishes, state.cells = ipython_extension.KernelRequests(shell), 1
     for name in ("one", "two"):
         wishes(KernelRequest("restore", name))
     wishes(KernelRequest("restore", "one", withdrawn=True))
@@ -178,14 +178,14 @@ def test_what_a_wish_needs_is_imported_before_the_notebook_has_to_do_with_it() -
     program = (
         "import sys\n"
         "import numpy\n"
-        "from kernelproxy.kernel.ipython_extension import Wishes\n"
+        "from kernelproxy.kernel.ipython_extension import KernelRequests\n"
         "from kernelproxy.common.protocol import KernelRequest\n"
         "class Shell:\n"
         "    class kernel:\n"
         "        class io_loop:\n"
         "            def add_callback(*_): seen.append(set(sys.modules))\n"
         "seen = []\n"
-        "Wishes(Shell)(KernelRequest('checkpoint', 'one'))\n"
+        "KernelRequests(Shell)(KernelRequest('checkpoint', 'one'))\n"
         "from kernelproxy.kernel.checkpoint_client import capture_notebook, gather\n"
         "from kernelproxy.kernel.namespace import capture\n"
         "from IPython.core.interactiveshell import InteractiveShell\n"

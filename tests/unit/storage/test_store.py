@@ -13,7 +13,7 @@ import pytest
 
 from kernelproxy.common.errors import InternalError, StoreError
 from kernelproxy.storage.chunk_file import Desks
-from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.manifest import Extent, Label, Manifest
 from kernelproxy.storage.quota import StoreLimits
 from kernelproxy.storage.threads import Cancel, file_lock
@@ -24,19 +24,19 @@ KIB = 1 << 10
 CHUNK = 16 * KIB
 
 
-def store_in(directory: Path, **options) -> Store:
-    return Store(directory / "store", **{"chunk_bytes": CHUNK, **options})
+def store_in(directory: Path, **options) -> ChunkStore:
+    return ChunkStore(directory / "store", **{"chunk_bytes": CHUNK, **options})
 
 
 def label(owner: str = "ann", name: str = "one", **fields) -> Label:
     return Label(owner, name, "session", "2.13.0", "software", **fields)
 
 
-def chunk_files(store: Store) -> dict[str, int]:
+def chunk_files(store: ChunkStore) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in store.root.glob("chunks/*/*")}
 
 
-def restored(store: Store, manifest: Manifest, arena: Arena) -> list[bytes]:
+def restored(store: ChunkStore, manifest: Manifest, arena: Arena) -> list[bytes]:
     store.get(manifest, arena.fd)
     return [arena.read(extent) for extent in manifest.extents]
 
@@ -72,7 +72,7 @@ def test_everything_comes_back(tmp_path: Path, make_arena: MakeArena) -> None:
     blobs = {"tables": dice.randbytes(2 * CHUNK + 1), "empty": b""}
     store, arena = store_in(tmp_path), make_arena(*ranges)
     put = store.put(label(position=9, meta={"a": 1}), arena.fd, arena.extents, blobs=blobs)
-    loaded = Store(store.root).load("ann", "one", torch="2.13.0")
+    loaded = ChunkStore(store.root).load("ann", "one", torch="2.13.0")
     assert loaded == put
     assert (loaded.label.position, loaded.label.meta) == (9, {"a": 1})
     assert restored(store, loaded, make_arena()) == ranges
@@ -241,7 +241,7 @@ def test_unchanged_ranges_are_read_again_if_their_chunks_are_gone(
 def test_a_blob_of_an_earlier_snapshot_is_kept_without_being_read(
     tmp_path: Path, make_arena: MakeArena
 ) -> None:
-    store, arena = Store(tmp_path / "store", chunk_bytes=4096), make_arena()
+    store, arena = ChunkStore(tmp_path / "store", chunk_bytes=4096), make_arena()
     content = os.urandom(10_000)
     first = store.put(label(name="first"), arena.fd, [], blobs={"whole": content})
     second = store.put(label(name="second"), arena.fd, [], blobs={"same": Kept(first, "whole")})

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernelproxy.common.errors import StoreError
-from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.manifest import Manifest
 from tests.doubles.session.arena import MakeArena
 from tests.unit.storage.test_manifest import signed
@@ -28,12 +28,12 @@ from tests.unit.storage.test_store import (
 MIB = 1 << 20
 
 
-def file_of(store: Store, manifest: Manifest, extent: int = 0) -> Path:
+def file_of(store: ChunkStore, manifest: Manifest, extent: int = 0) -> Path:
     key = manifest.extent_chunks[extent][0]
     return store.root / "chunks" / key[:2] / key
 
 
-def reason_of_get(store: Store, manifest: Manifest, make: MakeArena) -> str:
+def reason_of_get(store: ChunkStore, manifest: Manifest, make: MakeArena) -> str:
     with pytest.raises(StoreError) as caught:
         store.get(manifest, make().fd)
     assert "\n" not in str(caught.value)

@@ -13,7 +13,7 @@ from kernelproxy.agent.api import request_handlers
 from kernelproxy.agent.api.agent import Agent
 
 
-class Deposited:
+class AdoptedRecord:
     """Record of a session that is to be adopted."""
 
     session = "0123abcd"
@@ -21,7 +21,7 @@ class Deposited:
     def __init__(self) -> None:
         self.ended: list[str] = []
 
-    def __enter__(self) -> Deposited:
+    def __enter__(self) -> AdoptedRecord:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,7 +39,7 @@ def adopt(error: Exception) -> list[str]:
     agent.chronicle = SimpleNamespace(begin=lambda **_: None)
     agent.sessions, agent._adopt = {}, fail
     agent._deposits = SimpleNamespace(drop=lambda _: None)
-    deposited: Any = Deposited()
+    deposited: Any = AdoptedRecord()
     try:
         agent.adopt([deposited])
     except (OSError, MemoryError):

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kernelproxy.agent.process.image_packing import Blobs, Packed, unpack
-from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.manifest import Label, Manifest
 
 
@@ -20,7 +20,7 @@ def written(directory: Path, pages: bytes) -> dict[str, bytes]:
     return content
 
 
-def stored(store: Store, name: str, blobs: Blobs) -> Manifest:
+def stored(store: ChunkStore, name: str, blobs: Blobs) -> Manifest:
     nothing = os.memfd_create("nothing")
     try:
         label = Label("ann", name, "checkpoint", "", "software")
@@ -29,7 +29,7 @@ def stored(store: Store, name: str, blobs: Blobs) -> Manifest:
         os.close(nothing)
 
 
-def unpacked(store: Store, manifest: Manifest, directory: Path) -> dict[str, bytes]:
+def unpacked(store: ChunkStore, manifest: Manifest, directory: Path) -> dict[str, bytes]:
     """Unpack, and check the reported progress."""
     directory.mkdir()
     said: list[tuple[int, int]] = []
@@ -42,7 +42,7 @@ def unpacked(store: Store, manifest: Manifest, directory: Path) -> dict[str, byt
 
 
 def test_images_come_back_whole_and_as_a_delta(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = ChunkStore(tmp_path / "store")
     pages = bytearray(random.Random(1).randbytes(3 << 20))
     first = written(tmp_path / "first", bytes(pages))
     pages[5000:5003] = b"new"

@@ -14,7 +14,7 @@ from kernelproxy.agent.session.commands import Verbs
 from kernelproxy.agent.status import session_status
 
 
-class Session:
+class LockedSession:
     """Session double with what waiting for its lock needs."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Session:
 
 async def ask_and_hang_up(*, begun: bool) -> list[str]:
     """Call a verb and disconnect; return what was done nevertheless."""
-    session, going_on = Session(), asyncio.Event()
+    session, going_on = LockedSession(), asyncio.Event()
     verbs: Any = Verbs(session)  # type: ignore[arg-type]
 
     async def move(*_: Any) -> None:

@@ -16,7 +16,7 @@ from kernelproxy.agent.spill.spill_store import ColdStates
 from kernelproxy.common.errors import StoreError
 
 
-class Guest:
+class SpillableSession:
     """Session double that gives prepared answers when it is to spill."""
 
     host_bytes = 100
@@ -36,13 +36,13 @@ class Guest:
         return answer
 
 
-Play = Callable[[HostMemory, Guest], Awaitable[None]]
+Play = Callable[[HostMemory, SpillableSession], Awaitable[None]]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[[Play], Guest]:
-    def run(play: Play) -> Guest:
-        guest = Guest()
+def run(tmp_path: Path) -> Callable[[Play], SpillableSession]:
+    def run(play: Play) -> SpillableSession:
+        guest = SpillableSession()
 
         async def body() -> None:
             cold = ColdStates(tmp_path / "states", 1 << 30, Mark(tmp_path))
@@ -63,9 +63,9 @@ async def settle() -> None:
 
 
 def test_who_could_not_be_asked_is_asked_when_its_lock_is_free(
-    run: Callable[[Play], Guest],
+    run: Callable[[Play], SpillableSession],
 ) -> None:
-    async def play(host: HostMemory, guest: Guest) -> None:
+    async def play(host: HostMemory, guest: SpillableSession) -> None:
         guest.undecided, guest.answers = True, [True]
         host.changed()
         await settle()
@@ -78,9 +78,9 @@ def test_who_could_not_be_asked_is_asked_when_its_lock_is_free(
 
 
 def test_who_was_wanted_meanwhile_is_asked_again_when_its_lock_is_free(
-    run: Callable[[Play], Guest],
+    run: Callable[[Play], SpillableSession],
 ) -> None:
-    async def play(host: HostMemory, guest: Guest) -> None:
+    async def play(host: HostMemory, guest: SpillableSession) -> None:
         guest.answers = [False, True]
         host.changed()
         await settle()
@@ -93,8 +93,10 @@ def test_who_was_wanted_meanwhile_is_asked_again_when_its_lock_is_free(
     assert run(play).asked == 2
 
 
-def test_who_could_not_go_is_left_alone_for_a_while(run: Callable[[Play], Guest]) -> None:
-    async def play(host: HostMemory, guest: Guest) -> None:
+def test_who_could_not_go_is_left_alone_for_a_while(
+    run: Callable[[Play], SpillableSession],
+) -> None:
+    async def play(host: HostMemory, guest: SpillableSession) -> None:
         guest.answers = [StoreError("There is no room.", "quota")]
         host.changed()
         await settle()
@@ -106,12 +108,12 @@ def test_who_could_not_go_is_left_alone_for_a_while(run: Callable[[Play], Guest]
 
 
 def test_who_was_refused_is_asked_again_though_nothing_changes(
-    run: Callable[[Play], Guest], monkeypatch: pytest.MonkeyPatch
+    run: Callable[[Play], SpillableSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(host_memory, "LOOK_SECONDS_MIN", 0.01)
 
-    async def play(host: HostMemory, guest: Guest) -> None:
+    async def play(host: HostMemory, guest: SpillableSession) -> None:
         guest.answers = [StoreError("There is no space.", "full"), True]
         host.changed()
         async with asyncio.timeout(120):

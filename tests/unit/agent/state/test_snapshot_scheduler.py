@@ -70,7 +70,7 @@ class CountingState:
         self.free()
 
 
-class Kept:
+class ScheduledSession:
     """A session under upkeep, and the number of requests for its memory."""
 
     def __init__(self, *, cost: float = 0.0) -> None:
@@ -92,7 +92,7 @@ class Kept:
 
 
 def test_nothing_is_asked_and_nothing_done_before_it_is_due() -> None:
-    kept = Kept()
+    kept = ScheduledSession()
     kept.state.comes(10 * MIB, operators=1000, dirty=MIB)
     kept.tend(busy=0.1)
     assert (kept.state.saves, kept.asked) == (0, 0)
@@ -103,7 +103,7 @@ def test_nothing_is_asked_and_nothing_done_before_it_is_due() -> None:
 
 
 def test_a_step_is_not_saved_beyond_its_share_and_forgone_when_its_log_is_full() -> None:
-    kept = Kept(cost=TOO_DEAR)
+    kept = ScheduledSession(cost=TOO_DEAR)
     kept.state.comes(300 * MIB, operators=10_000, dirty=100 * MIB)
     kept.tend(busy=10.0)
     assert not kept.state.forgone
@@ -118,7 +118,7 @@ def test_a_step_is_not_saved_beyond_its_share_and_forgone_when_its_log_is_full()
 
 @pytest.mark.parametrize("room", [True, False])
 def test_an_upload_is_saved_whatever_the_last_snapshot_cost_if_there_is_room(room: bool) -> None:
-    kept = Kept(cost=TOO_DEAR)
+    kept = ScheduledSession(cost=TOO_DEAR)
     kept.room = room
     for _ in range(64):
         dirty = kept.state.dirty_bytes + 16 * MIB
@@ -130,7 +130,7 @@ def test_an_upload_is_saved_whatever_the_last_snapshot_cost_if_there_is_room(roo
 
 
 def test_a_large_tensor_is_saved_only_before_its_log_would_be_lost() -> None:
-    kept, most = Kept(cost=TOO_DEAR), 0
+    kept, most = ScheduledSession(cost=TOO_DEAR), 0
     for _ in range(64):
         kept.state.comes(16 * MIB, operators=0, dirty=1024 * MIB)
         most = max(most, kept.state.log_bytes)
@@ -141,7 +141,7 @@ def test_a_large_tensor_is_saved_only_before_its_log_would_be_lost() -> None:
 
 
 def test_an_upload_keeps_no_later_snapshot_away() -> None:
-    kept = Kept()
+    kept = ScheduledSession()
     kept.state.save_cost = TOO_DEAR
     kept.state.comes(300 * MIB, operators=0, dirty=300 * MIB)
     kept.tend(busy=0.1)
@@ -151,7 +151,7 @@ def test_an_upload_keeps_no_later_snapshot_away() -> None:
 
 
 def test_a_worker_that_is_behind_is_neither_saved_nor_robbed_of_its_log() -> None:
-    kept = Kept(cost=TOO_DEAR)
+    kept = ScheduledSession(cost=TOO_DEAR)
     for operators in (0, 100_000):
         kept.state.comes(250 * MIB, operators=operators, dirty=MIB, executed=MIB)
         kept.tend()
@@ -167,7 +167,7 @@ def test_a_worker_that_is_behind_is_neither_saved_nor_robbed_of_its_log() -> Non
     [(0, 0), (MIB, BUDGET), (300 * MIB, int(FULL * CAPACITY)), (450 * MIB, CAPACITY)],
 )
 def test_a_client_rings_when_its_log_has_come_to_the_next_mark(came: int, budget: int) -> None:
-    kept = Kept(cost=TOO_DEAR)
+    kept = ScheduledSession(cost=TOO_DEAR)
     if came:
         kept.state.comes(came, operators=came // 200, dirty=MIB, executed=8)
     kept.tend()
@@ -175,7 +175,7 @@ def test_a_client_rings_when_its_log_has_come_to_the_next_mark(came: int, budget
 
 
 def test_a_snapshot_that_fails_is_tried_again() -> None:
-    kept = Kept()
+    kept = ScheduledSession()
     kept.state.comes(MIB, operators=1000, dirty=MIB)
     kept.state.busy_seconds = 10.0
 

@@ -23,7 +23,7 @@ ROOMS: dict[str, Any] = {
 }
 
 
-class Session:
+class RecordedSession:
     """Session double with what the record uses, in a time that a test sets."""
 
     def __init__(self, name: str, device: str = "cpu:0") -> None:
@@ -36,7 +36,7 @@ class Session:
         return self.state, ""
 
 
-class Day:
+class RecordedDay:
     """Sessions, and the record to which they and their clock report."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +56,8 @@ class Day:
         for each in self.sessions.values():
             self.chronicle.opened(each)
 
-    def open(self, name: str, device: str = "cpu:0") -> Session:
-        self.sessions[name] = session = Session(name, device)
+    def open(self, name: str, device: str = "cpu:0") -> RecordedSession:
+        self.sessions[name] = session = RecordedSession(name, device)
         self.chronicle.opened(session)  # type: ignore[arg-type]
         return session
 
@@ -80,7 +80,7 @@ class Day:
 
 def test_device_seconds_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        day = Day(tmp_path, monkeypatch)
+        day = RecordedDay(tmp_path, monkeypatch)
         one, two = day.open("one"), day.open("two")
         day.become(one, State.RUNNING)
         day.pass_by(100, one=20)  # a cell that mostly computes in Python

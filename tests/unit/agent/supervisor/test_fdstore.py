@@ -29,7 +29,7 @@ AUTOMATIC: dict[str, Any] = {
 }
 
 
-class Kept:
+class FakeSupervisor:
     """Supervisor double that records calls."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ def adopt(
     fds = duplicates(memory)
     fds.append(("watched", os.pidfd_open(os.getpid())))
     memory.close()
-    kept = Kept()
+    kept = FakeSupervisor()
 
     async def take_over() -> tuple[list[dict[str, Any]], str]:
         agent = Agent(configured_devices(), Settings(), kept, lambda: None)  # type: ignore[arg-type]
