@@ -89,7 +89,7 @@ afterEach(() => {
 
 const notifications = () => Notification.manager.notifications.map(each => each.message);
 
-test('restores into a notebook, and says what came back', async () => {
+test('a restore into a notebook shows the restored contents', async () => {
   await actions.restore(aCheckpoint(), here);
   expect(order).toEqual(['restore before-lunch into session-1']);
   expect(notifications()).toEqual([
@@ -97,7 +97,7 @@ test('restores into a notebook, and says what came back', async () => {
   ]);
 });
 
-test('what did not come back stays to be seen, with its details', async () => {
+test('a notification of omissions stays, with details', async () => {
   restore.mockResolvedValueOnce({
     ...OUTCOME,
     problems: [{ name: 'frame', why: 'there is no module pandas', partly: false }]
@@ -109,7 +109,7 @@ test('what did not come back stays to be seen, with its details', async () => {
   expect(notification.options.actions?.map(each => each.label)).toEqual(['Details']);
 });
 
-test('a slow one shows that it goes on, and then only what came of it', async () => {
+test('a slow restore shows progress, then its result', async () => {
   let answer: (outcome: unknown) => void = () => undefined;
   restore.mockReturnValueOnce(new Promise(resolve => (answer = resolve)));
   const restoring = actions.restore(aCheckpoint(), here);
@@ -128,7 +128,7 @@ test('a kernel whose session has ended is restarted first', async () => {
   expect(order).toEqual(['restart', 'restore before-lunch into session-2']);
 });
 
-test('restores into a new notebook as soon as its kernel has a session', async () => {
+test('a restore into a new notebook waits for its GPU session', async () => {
   const restoring = actions.restoreIntoNew(aCheckpoint());
   await vi.advanceTimersByTimeAsync(1000);
   expect(order).toEqual(['create', 'start lessons/train-Copy1.ipynb']);
@@ -141,7 +141,7 @@ test('restores into a new notebook as soon as its kernel has a session', async (
   ]);
 });
 
-test('a new notebook whose kernel has no session is said to have none', async () => {
+test('a new notebook without a GPU session is an error', async () => {
   const restoring = actions.restoreIntoNew(aCheckpoint());
   await vi.advanceTimersByTimeAsync(60_000);
   await restoring;
@@ -149,7 +149,7 @@ test('a new notebook whose kernel has no session is said to have none', async ()
   expect(notifications()[0]).toContain('The kernel of train-Copy1.ipynb has no GPU session');
 });
 
-test('a notebook that cannot be made or started is told, and nothing is restored', async () => {
+test('a notebook that cannot be created or started is an error, and nothing is restored', async () => {
   notebooks.create.mockRejectedValueOnce(new Error('No space left.'));
   await actions.restoreIntoNew(aCheckpoint());
   expect(notifications()).toEqual(['No space left.']);
@@ -159,13 +159,13 @@ test('a notebook that cannot be made or started is told, and nothing is restored
   expect(restore).not.toHaveBeenCalled();
 });
 
-test('a refusal is told in its own words', async () => {
+test('an error of the server is shown as it is', async () => {
   restore.mockRejectedValueOnce(new SingError('There is no checkpoint.', 'unknown-checkpoint'));
   await actions.restore(aCheckpoint(), here);
   expect(notifications()).toEqual(['There is no checkpoint.']);
 });
 
-test('asks first, as long as people want to be asked', async () => {
+test('a confirmation is shown unless it was switched off', async () => {
   choices.confirmRestore = true;
   const restoring = actions.restore(aCheckpoint(), here);
   await vi.advanceTimersByTimeAsync(10);
@@ -182,7 +182,7 @@ test('asks first, as long as people want to be asked', async () => {
   expect(choices.confirmRestore).toBe(false);
 });
 
-test('who says no has lost nothing', async () => {
+test('a cancelled restore changes nothing', async () => {
   choices = { confirmRestore: true, confirmDelete: true };
   for (const act of [
     () => actions.restore(aCheckpoint(), here),
@@ -199,8 +199,8 @@ test('who says no has lost nothing', async () => {
   expect(choices).toEqual({ confirmRestore: true, confirmDelete: true });
 });
 
-test('what could not be deleted is told', async () => {
-  store.delete.mockResolvedValueOnce(new Map([['before-lunch', 'Somebody reads it.']]));
+test('a failed deletion is shown', async () => {
+  store.delete.mockResolvedValueOnce(new Map([['before-lunch', 'Another process reads it.']]));
   expect(await actions.delete([aCheckpoint()])).toBe(false);
-  expect(notifications()).toEqual(['before-lunch was not deleted: Somebody reads it.']);
+  expect(notifications()).toEqual(['before-lunch was not deleted: Another process reads it.']);
 });

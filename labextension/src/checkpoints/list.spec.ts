@@ -33,7 +33,7 @@ const tea = aCheckpoint({
   saved: [{ name: 'optimizer', kind: 'Adam', bytes: 8 }]
 });
 
-test('the newest is first, and what is damaged is last in any order', () => {
+test('the newest checkpoint is first, and damaged ones are last in any order', () => {
   expect(names(arranged([lunch, damaged, tea], ALL, NEWEST_FIRST))).toEqual([
     'tea',
     'before-lunch',
@@ -47,7 +47,7 @@ test('the newest is first, and what is damaged is last in any order', () => {
   ]);
 });
 
-test('columns sort by what they show', () => {
+test('columns sort by their content', () => {
   const by = (key: 'name' | 'notebook' | 'how' | 'form' | 'size') =>
     names(arranged([lunch, tea], ALL, { key, descending: false }));
   expect(by('name')).toEqual(['before-lunch', 'tea']);
@@ -67,14 +67,14 @@ test('numbers in names count as numbers, and equal ones are sorted by name', () 
   expect(names(arranged(all, ALL, NEWEST_FIRST))).toEqual(['run-1', 'run-9', 'run-10']);
 });
 
-test('a click sorts by a column as people expect it, and a second one the other way round', () => {
+test('a click sorts by a column, and a second one reverses the order', () => {
   const bySize = clicked(NEWEST_FIRST, 'size');
   expect(bySize).toEqual({ key: 'size', descending: true });
   expect(clicked(bySize, 'size')).toEqual({ key: 'size', descending: false });
   expect(clicked(bySize, 'name')).toEqual({ key: 'name', descending: false });
 });
 
-test('words are looked for in names, notebooks and variables', () => {
+test('the filter matches names, notebooks and variables', () => {
   const found = (text: string) => names(arranged([tea, lunch], { text, of: null }, NEWEST_FIRST));
   expect(found('LUNCH')).toEqual(['before-lunch']);
   expect(found('other.ipynb')).toEqual(['tea']);
@@ -83,7 +83,7 @@ test('words are looked for in names, notebooks and variables', () => {
   expect(found('  ')).toEqual(['tea', 'before-lunch']);
 });
 
-test('a checkpoint is of the notebook with its path or its kernel, and of no other', () => {
+test('a checkpoint belongs to the notebook with its path or its kernel', () => {
   expect(isOf(lunch, { path: 'lessons/train.ipynb', kernelId: null })).toBe(true);
   expect(isOf(lunch, { path: 'renamed.ipynb', kernelId: 'kernel-1' })).toBe(true);
   expect(isOf(lunch, { path: 'renamed.ipynb', kernelId: 'kernel-2' })).toBe(false);
@@ -92,7 +92,7 @@ test('a checkpoint is of the notebook with its path or its kernel, and of no oth
   expect(names(arranged([lunch, tea], { text: '', of }, NEWEST_FIRST))).toEqual(['tea']);
 });
 
-test('what a checkpoint holds and lacks is said in words', () => {
+test('contents and omissions of a checkpoint are listed', () => {
   expect(contentsText(lunch, trans)).toBe('2 variables and 1 file');
   expect(contentsText(tea, trans)).toBe('1 variable');
   expect(contentsText(damaged, trans)).toBe('Damaged: Its hash is wrong.');
@@ -104,7 +104,7 @@ test('what a checkpoint holds and lacks is said in words', () => {
   expect(selectionText([lunch, damaged], trans)).toBe('2 selected, deleting frees 1.0 MiB');
 });
 
-test('before checkpoints are deleted it is said what that frees, as far as that is known', () => {
+test('the deletion dialog shows how much space is freed, if known', () => {
   expect(deletionTexts([lunch], trans)).toEqual({
     title: 'Delete checkpoint before-lunch?',
     body: 'This frees 1.0 MiB. This cannot be undone.'
@@ -114,7 +114,7 @@ test('before checkpoints are deleted it is said what that frees, as far as that 
   expect(deletionTexts([damaged], trans).body).toContain('its size is unknown');
 });
 
-test('of what came back it is said where, in which form and what did not', () => {
+test('the result of a restore shows notebook, form and omissions', () => {
   const whole = {
     checkpoint: 'before-lunch',
     variables: 2,

@@ -42,7 +42,7 @@ test('a new notebook is a copy of the one that was saved, beside it', async () =
   expect(open).toHaveBeenCalledWith('lessons/train-Copy1.ipynb', null); // it knows its kernel
 });
 
-test('without the one that was saved it is an empty one, with a usual kernel', async () => {
+test('without the saved notebook, the new one is empty with a default kernel', async () => {
   copy.mockRejectedValueOnce(new Error('No such file.'));
   const path = await notebooks.create(aCheckpoint());
   expect(path).toBe('lessons/Untitled.ipynb');
@@ -50,7 +50,7 @@ test('without the one that was saved it is an empty one, with a usual kernel', a
   expect(open).toHaveBeenCalledWith(path, 'python3');
 });
 
-test('without its directory, or of a notebook elsewhere, it is made at the top', async () => {
+test('without its directory, the new notebook is created at the top', async () => {
   copy.mockRejectedValueOnce(new Error('No such file.'));
   newUntitled.mockRejectedValueOnce(new Error('No such directory.'));
   expect(await notebooks.create(aCheckpoint())).toBe('Untitled.ipynb');
@@ -58,7 +58,7 @@ test('without its directory, or of a notebook elsewhere, it is made at the top',
   expect(copy).toHaveBeenCalledTimes(1);
 });
 
-test('one that has no kernel says so, and one that does not answer is not waited for forever', async () => {
+test('a notebook without a kernel is an error, and an unresponsive kernel times out', async () => {
   kernel = null;
   expect((await notebooks.start('a.ipynb')).kernelId).toBeNull();
   vi.useFakeTimers();

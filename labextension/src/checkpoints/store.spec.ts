@@ -62,7 +62,7 @@ async function watched(): Promise<void> {
   await vi.advanceTimersByTimeAsync(1);
 }
 
-test('asks nothing while nobody looks, whatever happens', async () => {
+test('nothing is requested while the view is hidden', async () => {
   await tell({ last_checkpoint: last('one') });
   await watched();
   store.isWatched = false;
@@ -72,7 +72,7 @@ test('asks nothing while nobody looks, whatever happens', async () => {
   expect(observers).toBe(0);
 });
 
-test('asks again when a checkpoint was made, and only then', async () => {
+test('the list is requested again after a checkpoint was saved', async () => {
   await watched();
   expect(store.all.map(each => each.name)).toEqual(['before-lunch']);
   await tell({ state: 'suspended' });
@@ -81,7 +81,7 @@ test('asks again when a checkpoint was made, and only then', async () => {
   expect(list).toHaveBeenCalledTimes(2);
 });
 
-test('what is being stored is there until the list has it', async () => {
+test('a checkpoint that is being saved is shown until the list contains it', async () => {
   await watched();
   await tell({ progress: { verb: 'checkpoint', checkpoint: 'new', done: 1, total: 4 } });
   expect(store.arriving).toEqual([{ name: 'new', session: 'lessons/train.ipynb' }]);
@@ -96,14 +96,14 @@ test('what is being stored is there until the list has it', async () => {
   expect(store.all.map(each => each.name)).toEqual(['new', 'before-lunch']);
 });
 
-test('one that could not be stored goes away again', async () => {
+test('a checkpoint that could not be saved is removed', async () => {
   await watched();
   await tell({ progress: { verb: 'checkpoint', checkpoint: 'new', done: 1, total: 4 } });
   await tell({ progress: null });
   expect(store.arriving).toEqual([]);
 });
 
-test('what takes long is shown after half a second, and not before', async () => {
+test('long work is shown after half a second', async () => {
   let answer: (value: unknown) => void = () => undefined;
   list.mockReturnValueOnce(new Promise(resolve => (answer = resolve)));
   await watched();
@@ -116,7 +116,7 @@ test('what takes long is shown after half a second, and not before', async () =>
   expect(store.working).toBeNull();
 });
 
-test('says what is wrong, keeps what it has, and is well again', async () => {
+test('a failed request keeps the list, and the next one clears the problem', async () => {
   await watched();
   list.mockRejectedValueOnce(new SingError('The daemon does not answer.', 'unavailable'));
   await store.refresh();
@@ -126,17 +126,17 @@ test('says what is wrong, keeps what it has, and is well again', async () => {
   expect(store.problem).toBe('');
 });
 
-test('deletes one after the other, and says which are still there', async () => {
+test('deletions run one after the other, and failures are listed', async () => {
   await watched();
-  remove.mockRejectedValueOnce(new SingError('Somebody reads it.', 'busy'));
+  remove.mockRejectedValueOnce(new SingError('Another process reads it.', 'busy'));
   const failed = await store.delete(['other', 'before-lunch']);
-  expect([...failed]).toEqual([['other', 'Somebody reads it.']]);
+  expect([...failed]).toEqual([['other', 'Another process reads it.']]);
   expect(remove.mock.calls).toEqual([['other'], ['before-lunch']]);
   await vi.advanceTimersByTimeAsync(1);
   expect(list).toHaveBeenCalledTimes(2); // the sizes of others may have grown
 });
 
-test('two questions at once are one, and a third is asked after it', async () => {
+test('simultaneous requests are merged, and a later one follows', async () => {
   await watched();
   list.mockClear();
   await Promise.all([store.refresh(), store.refresh(), store.refresh()]);

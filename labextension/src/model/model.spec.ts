@@ -30,13 +30,13 @@ function tell(event: object): void {
   stream.emit({ schema_id: EVENT_SCHEMA, ...event } as unknown as Event.Emission);
 }
 
-test('asks once at the start, and never again while nobody observes', async () => {
+test('the status is requested once at the start, and not again without observers', async () => {
   expect(model.isReady).toBe(true);
   await vi.advanceTimersByTimeAsync(3_600_000);
   expect(status).toHaveBeenCalledTimes(1);
 });
 
-test('asks regularly while somebody observes', async () => {
+test('the status is requested regularly while there are observers', async () => {
   const observing = model.observe();
   await vi.advanceTimersByTimeAsync(35_000);
   expect(status.mock.calls.length).toBeGreaterThanOrEqual(4);
@@ -46,7 +46,7 @@ test('asks regularly while somebody observes', async () => {
   expect(status).toHaveBeenCalledTimes(0);
 });
 
-test('takes events over without asking, and says so once a frame', async () => {
+test('events are applied without a request, and changes are emitted once a frame', async () => {
   const heard = vi.fn();
   model.changed.connect(heard);
   tell({ session: 'session-1', state: 'suspended', device: 'cpu:0', memory: 0, reason: 'Rests.' });
@@ -62,7 +62,7 @@ test('takes events over without asking, and says so once a frame', async () => {
   expect(status).toHaveBeenCalledTimes(1);
 });
 
-test('what an event says nothing of any more is over', async () => {
+test('a field that an event lacks is reset', async () => {
   const progress = { verb: 'restore', checkpoint: 'one', done: 1, total: 2 };
   tell({ session: 'session-1', state: 'running', progress });
   expect(model.get('session-1')?.progress).toEqual(progress);
@@ -70,7 +70,7 @@ test('what an event says nothing of any more is over', async () => {
   expect(model.get('session-1')?.progress).toBeNull();
 });
 
-test('asks about a session that is new, and forgets one that has ended', async () => {
+test('a new session causes a request, and an ended one is removed', async () => {
   tell({ session: 'session-2', kernel_id: 'kernel-2', state: 'idle', device: 'cpu:1' });
   await vi.advanceTimersByTimeAsync(100);
   expect(status).toHaveBeenCalledTimes(2);
@@ -78,7 +78,7 @@ test('asks about a session that is new, and forgets one that has ended', async (
   expect(model.ofKernel('kernel-1')).toBeUndefined();
 });
 
-test('what is told while an answer is awaited outlasts the answer', async () => {
+test('events received during a request outlast its response', async () => {
   let answer: (value: unknown) => void = () => undefined;
   status.mockReturnValueOnce(new Promise(resolve => (answer = resolve)));
   model.invalidate();
@@ -89,7 +89,7 @@ test('what is told while an answer is awaited outlasts the answer', async () => 
   expect(model.get('session-1')).toMatchObject({ state: 'queued', queue_position: 2 });
 });
 
-test('asks until it has an answer, and says what is wrong meanwhile', async () => {
+test('failed requests are retried, and the problem is shown meanwhile', async () => {
   status.mockRejectedValueOnce(
     new SingError('The Jupyter server cannot be reached.', 'unreachable')
   );
@@ -103,7 +103,7 @@ test('asks until it has an answer, and says what is wrong meanwhile', async () =
   expect(status).toHaveBeenCalledTimes(asked);
 });
 
-test('events about other things are none of its business', async () => {
+test('events of other schemas are ignored', async () => {
   stream.emit({
     schema_id: 'https://example.org/other',
     session: 'session-1',

@@ -34,13 +34,13 @@ const notifications = () =>
   Notification.manager.notifications.map(each => [each.type, each.message]);
 const bar = () => document.querySelector('[role=progressbar]');
 
-test('of what is done at once nothing is shown', async () => {
+test('no notification is shown for work that ends at once', async () => {
   expect(await withProgress(model, 'session-1', Promise.resolve('evening'), TEXTS)).toBe('evening');
   await vi.advanceTimersByTimeAsync(10 * PROGRESS_DELAY_MS);
   expect(notifications()).toEqual([]);
 });
 
-test('what takes longer has a bar, which follows what is known', async () => {
+test('work that takes longer has a progress bar', async () => {
   let end: (name: string) => void = () => undefined;
   const doing = withProgress(model, 'session-1', new Promise<string>(done => (end = done)), TEXTS);
   await vi.advanceTimersByTimeAsync(PROGRESS_DELAY_MS - 1);
@@ -58,7 +58,7 @@ test('what takes longer has a bar, which follows what is known', async () => {
   expect(bar()).toBeNull();
 });
 
-test('what fails is told in place of what was being done', async () => {
+test('an error replaces the notification of the work', async () => {
   let fail: (error: Error) => void = () => undefined;
   const never = new Promise<string>((_, reject) => (fail = reject));
   const doing = withProgress(model, 'session-1', never, TEXTS);
@@ -73,6 +73,6 @@ test.each([
   [progress(3, 0), null],
   [progress(3, 4), 0.75],
   [progress(5, 4), 1]
-])('of %j the fraction %j is done', (known, expected) => {
+])('the progress of %j is %j', (known, expected) => {
   expect(fraction(aSession({ progress: known }))).toBe(expected);
 });

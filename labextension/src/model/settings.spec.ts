@@ -11,7 +11,7 @@ function registry(composite: object) {
   return { saved, load: vi.fn(async () => saved) };
 }
 
-test('defaults are those of the schema', () => {
+test('defaults equal those of the schema', () => {
   const described = Object.entries(schema.properties).map(([key, { default: value }]) => [
     key,
     value
@@ -19,7 +19,7 @@ test('defaults are those of the schema', () => {
   expect(DEFAULTS).toEqual(Object.fromEntries(described));
 });
 
-test('what was chosen holds once it is known, and when it changes', async () => {
+test('saved settings apply once they are loaded, and when they change', async () => {
   const known = registry({ ...DEFAULTS, showPill: false });
   const settings = new SingSettings(known as unknown as ISettingRegistry);
   expect(settings.get('showPill')).toBe(true);
@@ -31,7 +31,7 @@ test('what was chosen holds once it is known, and when it changes', async () => 
   expect(settings.get('pollSeconds')).toBe(30);
 });
 
-test('a choice holds at once, is told and is remembered', async () => {
+test('a new setting applies at once, is emitted and is saved', async () => {
   const known = registry(DEFAULTS);
   const settings = new SingSettings(known as unknown as ISettingRegistry);
   await settings.ready;
@@ -44,7 +44,7 @@ test('a choice holds at once, is told and is remembered', async () => {
   expect(known.saved.set).toHaveBeenCalledWith('confirmSuspend', false);
 });
 
-test('the defaults hold where nothing can be read', async () => {
+test('defaults apply if settings cannot be loaded', async () => {
   const warn = vi.spyOn(console, 'warn').mockImplementation(() => undefined);
   const load = async () => Promise.reject(new Error('No such file.'));
   const settings = new SingSettings({ load } as unknown as ISettingRegistry);

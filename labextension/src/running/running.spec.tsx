@@ -69,18 +69,21 @@ test.each([
   ['restoring', {}, 'Restoring', null],
   ['migrating', {}, 'Migrating', null],
   ['failed', {}, 'Error', null]
-] as const)('a session that is %s %j reads %s, and its button %s', (state, overrides, word, label) => {
-  model.put(aSession({ state, ...overrides, reason: 'This happens next.' }));
-  render();
-  expect(part('session-1', 'Name')).toBe('train.ipynb');
-  expect(part('session-1', 'Word')).toBe(word);
-  expect(part('session-1', 'Next')).toBe('This happens next.');
-  expect(part('session-1', 'Memory')).toBe(state === 'suspended' ? '' : '256.0 MiB');
-  expect(button('session-1')?.getAttribute('aria-label') ?? null).toBe(label);
-  expect(row('session-1').querySelector('svg path')?.getAttribute('d')).toBeTruthy();
-});
+] as const)(
+  'a session that is %s %j reads %s, and its button %s',
+  (state, overrides, word, label) => {
+    model.put(aSession({ state, ...overrides, reason: 'This happens next.' }));
+    render();
+    expect(part('session-1', 'Name')).toBe('train.ipynb');
+    expect(part('session-1', 'Word')).toBe(word);
+    expect(part('session-1', 'Next')).toBe('This happens next.');
+    expect(part('session-1', 'Memory')).toBe(state === 'suspended' ? '' : '256.0 MiB');
+    expect(button('session-1')?.getAttribute('aria-label') ?? null).toBe(label);
+    expect(row('session-1').querySelector('svg path')?.getAttribute('d')).toBeTruthy();
+  }
+);
 
-test('a device says how full it is, and how many wait', () => {
+test('a device shows its memory use and the number of waiting sessions', () => {
   model.sessions = [aSession(), aSession({ id: 'session-2', state: 'queued', name: 'b.ipynb' })];
   model.changed.emit();
   render();
@@ -92,7 +95,7 @@ test('a device says how full it is, and how many wait', () => {
   expect(part('cuda:1', 'Waiting')).toBeNull();
 });
 
-test('sessions are below the device they are on, or will be; those of none are last', () => {
+test('sessions are below their device; those without a device are last', () => {
   model.sessions = [
     aSession({ id: 'c', device: null }),
     aSession({ id: 'b', device: 'cuda:1', state: 'suspended', name: 'z.ipynb' }),
@@ -111,7 +114,7 @@ test('sessions are below the device they are on, or will be; those of none are l
   expect(part('a', 'Device')).toBe('GPU 1');
 });
 
-test('nothing in the panel shuts a kernel down', () => {
+test('no action of the panel shuts a kernel down', () => {
   const all = manager.running({ mode: 'tree' }).flatMap(each => [each, ...(each.children ?? [])]);
   expect(all.map(each => each.shutdown)).toEqual(all.map(() => undefined));
 });
@@ -137,7 +140,7 @@ test('Enter opens the notebook of the item that has the focus, and leaves button
   expect(asked.mock.calls).toEqual([[CommandIDs.openNotebook, { session: 'session-1' }]]);
 });
 
-test('sessions of others offer nothing', () => {
+test("other users' sessions have no actions", () => {
   model.put(aSession({ reason: '', name: '', owner: 'bob', kernel_id: '' }));
   render();
   expect(part('session-1', 'Name')).toBe('Session of bob');
@@ -148,13 +151,13 @@ test('sessions of others offer nothing', () => {
   expect(manager.running({ mode: 'list' })[0].open).toBeUndefined();
 });
 
-test('owners are named where there are several', () => {
+test('owners are named if there are several', () => {
   model.put(aSession({ id: 'session-2', owner: 'bob' }));
   render();
   expect([part('session-1', 'Owner'), part('session-2', 'Owner')]).toEqual(['ada', 'bob']);
 });
 
-test('rows change by themselves; all are listed anew only when some come, go or move', async () => {
+test('rows change on their own; the list is rendered again only when rows are added, removed or moved', async () => {
   render();
   const moved = vi.fn();
   manager.runningChanged.connect(moved);
@@ -184,14 +187,14 @@ test.each([
   expect(place.querySelector('.jp-Sing-note')?.textContent).toBe(text);
 });
 
-test('the search of JupyterLab finds what labels show', () => {
+test('the search of JupyterLab finds the texts of labels', () => {
   const texts = manager
     .running({ mode: 'list' })
     .map(each => (each.label() as React.ReactElement<{ children: string[] }>).props.children);
   expect(texts).toEqual([['train.ipynb', '', 'Running', 'Simulated GPU 0']]);
 });
 
-test('the button for all suspends those that have nothing to do, and may leave', () => {
+test('the button for all suspends idle sessions that are not pinned', () => {
   model.sessions = [
     aSession({ id: 'a', state: 'idle' }),
     aSession({ id: 'b', state: 'idle', pinned: true }),
@@ -207,12 +210,12 @@ test('the button for all suspends those that have nothing to do, and may leave',
   expect(manager.shutdownAllConfirmationText()).toContain('You have no idle session');
 });
 
-test('refreshing asks the server', () => {
+test('refresh requests the status', () => {
   manager.refreshRunning();
   expect(model.refreshes).toBe(1);
 });
 
-test('what is held while a widget is visible is given back when it is not', async () => {
+test('an observer is held only while the widget is visible', async () => {
   const [panel, widget] = [new Panel(), new Widget()];
   panel.addWidget(widget);
   let held = 0;

@@ -86,7 +86,7 @@ test.each([
   ['restoring', ['checkpoint', 'pin']],
   ['migrating', ['checkpoint', 'pin']],
   ['failed', []]
-] as const)('a session that is %s can be asked for %j', (state, can) => {
+] as const)('a session that is %s allows %j', (state, can) => {
   model.put(aSession({ state }));
   const verbs = ['suspend', 'resume', 'migrate', 'checkpoint', 'pin'] as const;
   for (const verb of verbs) {
@@ -96,7 +96,7 @@ test.each([
   }
 });
 
-test('what cannot be done says why', async () => {
+test('a disabled command shows the reason', async () => {
   model.put(aSession({ state: 'suspended' }));
   expect(registry.caption(CommandIDs.suspend, { session })).toBe('It is already suspended.');
   await registry.execute(CommandIDs.suspend, { session });
@@ -106,13 +106,13 @@ test('what cannot be done says why', async () => {
   expect(registry.caption(CommandIDs.migrate, { session })).toBe('There is no other GPU.');
 });
 
-test('nothing can be asked of the sessions of others', () => {
+test("other users' sessions allow no command", () => {
   model.put(aSession({ reason: '', name: '', kernel_id: '', owner: 'bob' }));
   expect(registry.isEnabled(CommandIDs.pin, { session })).toBe(false);
   expect(registry.caption(CommandIDs.pin, { session })).toBe('This session belongs to bob.');
 });
 
-test('the session is that of the notebook in front, or of what was clicked', () => {
+test('commands apply to the current notebook, or to the clicked item', () => {
   model.put(aSession({ id: 'session-2', kernel_id: 'kernel-2', state: 'suspended' }));
   expect(registry.isEnabled(CommandIDs.suspend)).toBe(false);
   shell.currentWidget = notebook('kernel-1');
@@ -125,7 +125,7 @@ test('the session is that of the notebook in front, or of what was clicked', () 
   expect(registry.isEnabled(CommandIDs.resume, { isContextMenu: true })).toBe(true);
 });
 
-test('a running session is suspended when people have said so, and is not asked about twice', async () => {
+test('a running session is suspended after a confirmation, which can be switched off', async () => {
   let doing = registry.execute(CommandIDs.suspend, { session });
   await answer('Cancel');
   await doing;
@@ -144,13 +144,13 @@ test('a running session is suspended when people have said so, and is not asked 
   expect(notifications()).toEqual([]);
 });
 
-test('an idle session is suspended without a question', async () => {
+test('an idle session is suspended without a confirmation', async () => {
   model.put(aSession({ state: 'idle' }));
   await registry.execute(CommandIDs.suspend, { session });
   expect(client['suspend']).toHaveBeenCalledTimes(1);
 });
 
-test('a session is moved to the device that is chosen; the emptiest is proposed', async () => {
+test('a session migrates to the chosen device; the one with the most free memory is proposed', async () => {
   const doing = registry.execute(CommandIDs.migrate, { session });
   const chosen = await vi.waitFor(() => {
     const inputs = [...document.querySelectorAll<HTMLInputElement>('.jp-Sing-device input')];
@@ -167,12 +167,12 @@ test('a session is moved to the device that is chosen; the emptiest is proposed'
   expect(model.get(session)?.device).toBe('cpu:1');
 });
 
-test('a session is moved without a question where the device is said', async () => {
+test('a session migrates without a dialog if the device is given', async () => {
   await registry.execute(CommandIDs.migrate, { session, device: 'cpu:1' });
   expect(client['migrate']).toHaveBeenCalledWith(session, 'cpu:1');
 });
 
-test('pinning toggles', async () => {
+test('the pin command toggles', async () => {
   expect(registry.isToggled(CommandIDs.pin, { session })).toBe(false);
   await registry.execute(CommandIDs.pin, { session });
   expect(client['pin']).toHaveBeenLastCalledWith(session, true);
@@ -181,7 +181,7 @@ test('pinning toggles', async () => {
   expect(client['pin']).toHaveBeenLastCalledWith(session, false);
 });
 
-test('a checkpoint gets the name that is given, and may have none', async () => {
+test('a checkpoint has the given name, or none', async () => {
   const ask = vi.spyOn(InputDialog, 'getText');
   const button = Dialog.okButton();
   ask.mockResolvedValueOnce({ button, isChecked: null, value: ' ' });
@@ -193,14 +193,14 @@ test('a checkpoint gets the name that is given, and may have none', async () => 
   expect(client['checkpoint']).toHaveBeenCalledTimes(1);
 });
 
-test('what fails is told once, in the words of the server', async () => {
+test('an error of the server is shown once', async () => {
   client['resume'].mockRejectedValueOnce(new Error('cpu:0 has no room.'));
   model.put(aSession({ state: 'suspended' }));
   await registry.execute(CommandIDs.resume, { session });
   expect(notifications()).toEqual([['error', 'cpu:0 has no room.']]);
 });
 
-test('the notebook of a session is opened, if this server has it', async () => {
+test('the notebook of a session is opened if this server has it', async () => {
   await registry.execute(CommandIDs.openNotebook, { session });
   expect(opened).toHaveBeenCalledWith({ path: 'lessons/train.ipynb', activate: true });
   model.put(aSession({ kernel_id: 'elsewhere' }));
@@ -211,7 +211,7 @@ test('the notebook of a session is opened, if this server has it', async () => {
   ]);
 });
 
-test('what shows commands is told when they change, and only then', async () => {
+test('command changes are emitted only when the state changes', async () => {
   const heard = vi.fn();
   registry.commandChanged.connect((_, { id }) => id === CommandIDs.suspend && heard());
   model.put(aSession({ state: 'idle' }));

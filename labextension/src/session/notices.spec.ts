@@ -72,7 +72,7 @@ test('a checkpoint is restored into the next kernel of a notebook whose kernel d
   expect(restored).toHaveBeenCalledTimes(1);
 });
 
-test('nothing is restored when people hide what says that it will be', () => {
+test('dismissing the notification cancels the restore', () => {
   tell({ session: 'session-1', ended: true });
   tell(DIED);
   press();
@@ -90,15 +90,18 @@ test.each([
   ['running', false, 'suspended', 'Suspended in JupyterLab. Resumes on request.', undefined],
   ['idle', false, 'suspended', 'Not used for 10 minutes. Resumes when you run a cell.', undefined],
   ['running', false, 'queued', 'Waiting for its turn.', undefined]
-] as const)('of %s (pinned: %s) that is %s now: %s', (before, pinned, state, reason, type) => {
-  model.put(aSession({ state: before, pinned }));
-  // The change of the model comes after the event.
-  model.sessions = [aSession({ state, pinned, reason })];
-  model.eventReceived.emit({ session: 'session-1', state, reason });
-  expect(notifications()).toEqual(type ? [[type, `train.ipynb: ${reason}`]] : []);
-});
+] as const)(
+  'a session that was %s (pinned: %s) and is %s now: %s',
+  (before, pinned, state, reason, type) => {
+    model.put(aSession({ state: before, pinned }));
+    // The change of the model comes after the event.
+    model.sessions = [aSession({ state, pinned, reason })];
+    model.eventReceived.emit({ session: 'session-1', state, reason });
+    expect(notifications()).toEqual(type ? [[type, `train.ipynb: ${reason}`]] : []);
+  }
+);
 
-test('people are told who has paused their notebook, and can resume it', () => {
+test('a notification names who paused the notebook, and offers to resume it', () => {
   model.put(aSession({ state: 'idle' }));
   const reason = 'Suspended by root, 09:12. Resumes when you run the next cell.';
   const now = { state: 'suspended', suspended_by: 'root', reason } as const;
@@ -109,7 +112,7 @@ test('people are told who has paused their notebook, and can resume it', () => {
   expect(resumed.mock.calls[0][0]).toEqual({ session: 'session-1' });
 });
 
-test('nothing is told of the sessions of others, or when nobody wants to know', async () => {
+test("no notification is shown for other users' sessions, or if switched off", async () => {
   model.put(aSession({ reason: '', owner: 'bob' }));
   model.eventReceived.emit({ session: 'session-1', state: 'failed', reason: '' });
   await settings.set('notifications', false);

@@ -61,7 +61,7 @@ test.each<[Partial<Session>, string]>([
     { state: 'preparing', progress: { verb: 'prepare', checkpoint: '', done: 12, total: 58 } },
     'Preparing, 12 of 58'
   ]
-])('shows %j as %s, with an icon and its sentence', async (overrides, expected) => {
+])('the pill shows %j as %s, with an icon and its sentence', async (overrides, expected) => {
   model.put(aSession({ ...overrides, reason: 'So it is.' }));
   await until(() => word() === expected);
   const shown = await button();
@@ -71,7 +71,7 @@ test.each<[Partial<Session>, string]>([
   expect(shown.dataset['state']).toBe(overrides.state);
 });
 
-test('shows that a session is pinned', async () => {
+test('the pill shows that a session is pinned', async () => {
   await until(() => word() === 'Running');
   expect(pill.node.querySelector('.jp-mod-pin')).toBeNull();
   model.put(aSession({ pinned: true }));
@@ -80,7 +80,7 @@ test('shows that a session is pinned', async () => {
   expect(label).toBe('Running, stays on GPU: GPU session of this kernel');
 });
 
-test('says that the server cannot be reached, and not what was so before', async () => {
+test('an unreachable server replaces the last known state', async () => {
   context.connectionStatusChanged.emit('connecting');
   expect(model.refreshes).toBe(1);
   model.isUnreachable = true;
@@ -95,7 +95,7 @@ test('says that the server cannot be reached, and not what was so before', async
   await until(() => word() === 'Running');
 });
 
-test('says CPU only of a kernel without a session, once that is known', async () => {
+test('a kernel without a session reads CPU only, once that is known', async () => {
   context.start('kernel-2', 'starting');
   await until(isBlank);
   context.start('kernel-2', 'idle');
@@ -103,7 +103,7 @@ test('says CPU only of a kernel without a session, once that is known', async ()
   expect(word()).toBe('CPU only');
 });
 
-test('says nothing without a kernel, and until the server has answered, but keeps its place', async () => {
+test('the pill is empty without a kernel and before the first response, but keeps its width', async () => {
   context.stop();
   await until(isBlank);
   expect(pill.node.querySelectorAll('.jp-SingReservedWidth-text').length).toBeGreaterThan(5);
@@ -114,14 +114,14 @@ test('says nothing without a kernel, and until the server has answered, but keep
   await until(isBlank);
 });
 
-test('follows the kernel of its notebook', async () => {
+test('the pill follows the kernel of its notebook', async () => {
   model.put(aSession({ id: 'session-2', kernel_id: 'kernel-2', state: 'suspended' }));
   await until(() => word() === 'Running');
   context.start('kernel-2');
   await until(() => word() === 'Suspended');
 });
 
-test('shows how far a checkpoint is, and that something moves of which nobody knows that', async () => {
+test('the pill shows the progress of a checkpoint, or an indeterminate bar', async () => {
   const bar = () => pill.node.querySelector<HTMLElement>('.jp-SingPill-bar > span');
   await button();
   expect(bar()).toBeNull();
@@ -133,7 +133,7 @@ test('shows how far a checkpoint is, and that something moves of which nobody kn
   await until(() => bar()?.className === 'jp-mod-indeterminate');
 });
 
-test('opens and closes all about its session, and observes only meanwhile', async () => {
+test('the pill opens and closes the popover, and observes only meanwhile', async () => {
   const shown = await button();
   shown.click();
   expect(popover()).not.toBeNull();
@@ -145,7 +145,7 @@ test('opens and closes all about its session, and observes only meanwhile', asyn
   await until(() => shown.getAttribute('aria-expanded') === 'false');
 });
 
-test('what is open closes when the kernel goes, or the notebook is hidden', async () => {
+test('the popover closes when the kernel ends or the notebook is hidden', async () => {
   await button();
   pill.open();
   expect(popover()).not.toBeNull();
@@ -160,7 +160,7 @@ test('what is open closes when the kernel goes, or the notebook is hidden', asyn
   expect(popover()).toBeNull();
 });
 
-test('is in toolbars unless it is not wanted, and a command opens what it opens', async () => {
+test('the pill is in toolbars unless switched off, and a command opens its popover', async () => {
   const commands = new CommandRegistry();
   const settings = new SingSettings(null);
   const panel = Object.assign(new Widget(), { sessionContext: context });
@@ -189,7 +189,7 @@ test('is in toolbars unless it is not wanted, and a command opens what it opens'
   expect(commands.isEnabled(CommandIDs.showState)).toBe(false);
 });
 
-test('one of three on two devices reads the same while turns come and go', async () => {
+test('a session that takes turns reads the same in and between turns', async () => {
   const shared = { devices: ['cpu:0'], with: ['bob', 'b.ipynb'], share: 0.5 };
   const turns: Partial<Session>[] = [
     { state: 'running', worker_pid: 7 },
@@ -219,6 +219,6 @@ test.each([
   [1, 2.8, 'next turn in about 3 s'],
   [1, 0.2, 'next turn any moment now'],
   [2, null, 'waiting for the next turn']
-])('at place %s with %s s left the next turn is said: %s', (place, left, text) => {
+])('at place %s with %s s left, the next turn reads: %s', (place, left, text) => {
   expect(turnText(place, left, trans)).toBe(text);
 });

@@ -62,12 +62,12 @@ test.each<[Partial<Session>, string[]]>([
   [{ state: 'running' }, ['Suspend', 'Keep on GPU', 'Save checkpoint', 'Activity']],
   [{ state: 'queued' }, ['Suspend', 'Keep on GPU', 'Save checkpoint', 'Activity']],
   [{ state: 'suspended' }, ['Resume now', 'Keep on GPU', 'Save checkpoint', 'Activity']]
-])('of %j it offers %j', async (overrides, labels) => {
+])('for %j, the card offers %j', async (overrides, labels) => {
   await show(aSession(overrides));
   expect(buttons().map(label)).toEqual(labels);
 });
 
-test('the button that was pressed keeps the focus when it says the opposite', async () => {
+test('a toggled button keeps the focus', async () => {
   const session = aSession({ state: 'running' });
   const Shown = (overrides: { session: Session }) => (
     <StateCard {...{ model, commands, trans }} session={overrides.session} onLeave={left} />
@@ -87,7 +87,7 @@ test('the button that was pressed keeps the focus when it says the opposite', as
   expect(document.activeElement).toBe(button('Resume now'));
 });
 
-test('its buttons are about its session, and its links lead elsewhere', async () => {
+test('buttons of the card act on its session, and links open other views', async () => {
   await show(aSession({ pinned: true }));
   button('Suspend').click();
   expect(executed).toHaveBeenLastCalledWith(CommandIDs.suspend, { session: 'session-1' });
@@ -104,15 +104,15 @@ test.each<[number | null, 'premium' | 'basic', boolean]>([
   [0, 'basic', false],
   [null, 'premium', false]
 ])(
-  'who shares and is promised %s as %s is overrides of a lack: %s',
-  async (promised, tier, isTold) => {
+  'a session that shares, with guarantee %s and tier %s, shows a shortfall: %s',
+  async (promised, tier, isShown) => {
     const shared = { devices: ['cpu:0'], with: ['bob'], share: 0.5 };
     await show(aSession({ promised, served_as: tier, shared }));
-    expect(text().includes('without its guaranteed share')).toBe(isTold);
+    expect(text().includes('without its guaranteed share')).toBe(isShown);
   }
 );
 
-test('what cannot be done says why, and is not done', async () => {
+test('a disabled button shows the reason, and does nothing', async () => {
   obstacle = 'A checkpoint is being saved.';
   await show(aSession());
   const disabled = button('Save checkpoint');
@@ -123,7 +123,7 @@ test('what cannot be done says why, and is not done', async () => {
   expect(reasons?.textContent).toBe('A checkpoint is being saved.');
 });
 
-test('what is being done is not done twice', async () => {
+test('an action in progress is not started twice', async () => {
   let end: () => void = () => undefined;
   executed.mockReturnValueOnce(new Promise<void>(resolve => (end = resolve)));
   await show(aSession());
@@ -135,14 +135,14 @@ test('what is being done is not done twice', async () => {
   await until(() => button('Suspend').getAttribute('aria-busy') === 'false');
 });
 
-test('says what to do about a kernel without a session', async () => {
+test('the card of a kernel without a session shows what to do', async () => {
   await show(undefined);
   expect(text()).toContain('CPU only');
   expect(text()).toContain('jupyter sing doctor');
   expect(buttons().map(label)).toEqual(['Activity']);
 });
 
-test('names those on its device: notebooks of ours, owners of others', async () => {
+test('neighbours are named: notebooks of this user, owners of others', async () => {
   await show(
     aSession(),
     aSession({ id: 'ours', name: 'lessons/compare.ipynb', state: 'idle' }),
@@ -155,7 +155,7 @@ test('names those on its device: notebooks of ours, owners of others', async () 
   expect(text()).toContain('256.0 MiB used by this notebook');
 });
 
-test('counts down between two estimates', async () => {
+test('the wait counts down between two estimates', async () => {
   const now = vi.spyOn(Date, 'now').mockReturnValue(0);
   await show(aSession({ state: 'queued', queue_position: 1, expected_wait: 20 }));
   expect(text()).toContain('You are next, about 20 s');
@@ -165,7 +165,7 @@ test('counts down between two estimates', async () => {
   await until(() => text().includes('takes longer than expected'));
 });
 
-test('shows how far a checkpoint is', async () => {
+test('the card shows the progress of a checkpoint', async () => {
   const progress = { verb: 'checkpoint', checkpoint: 'evening', done: 1, total: 4 } as const;
   await show(aSession({ progress }));
   const bar = card.node.querySelector('[role=progressbar]');
@@ -173,7 +173,7 @@ test('shows how far a checkpoint is', async () => {
   expect(text()).toContain('Saving checkpoint evening');
 });
 
-test('says what may be out of date', async () => {
+test('the card shows that it may be out of date', async () => {
   model.problem = 'The Jupyter server cannot be reached.';
   await show(aSession());
   expect(text()).toContain('This may be out of date: The Jupyter server cannot be reached.');

@@ -35,7 +35,7 @@ afterEach(() => item.dispose());
 
 const text = () => item.node.querySelector('.jp-SingReservedWidth > :first-child')?.textContent;
 
-test('says it of all devices, and of its own for a notebook', async () => {
+test('the status bar shows all devices, or the device of the current notebook', async () => {
   await until(() => text() === '2 GPUs: 13.0 GiB of 160.0 GiB · 1 waiting');
   const context = new FakeContext();
   context.start('kernel-1');
@@ -45,7 +45,7 @@ test('says it of all devices, and of its own for a notebook', async () => {
   await until(() => text() === '2 GPUs: 13.0 GiB of 160.0 GiB · 1 waiting');
 });
 
-test('says it of each device to those who ask', async () => {
+test('the tooltip lists each device', async () => {
   const button = await until(() => item.node.querySelector('button'));
   expect(button.title).toContain(
     'GPU 0: 1.0 GiB of 80.0 GiB\nGPU 1: 12.0 GiB of 80.0 GiB · 1 waiting\n'
@@ -54,7 +54,7 @@ test('says it of each device to those who ask', async () => {
   expect(clicked).toHaveBeenCalledTimes(1);
 });
 
-test('has nothing to say without devices or sessions', () => {
+test('the status bar is hidden without devices or sessions', () => {
   expect(item.isActive).toBe(true);
   const devices = model.devices;
   model.devices = [];

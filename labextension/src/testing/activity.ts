@@ -75,17 +75,17 @@ export function aDay(options: {
       const length = mean * (0.3 + 2.2 * random() ** 2) * (isNight ? 4 : 1);
       if (!isNight && random() < 0.06) {
         const [next] = pick(random, resident);
-        happens(at, 'swapped_out', who, device, 'Its memory went to disk: others need the device.');
+        happens(at, 'swapped_out', who, device, 'Moved to disk: other sessions need the device.');
         resident[turn] = next;
         add(device, next, 'restoring', at, at + mean * 0.12);
-        happens(at, 'resumed', next, device, 'It got the device as a cell was run.');
+        happens(at, 'resumed', next, device, 'Resumed as a cell was run.');
         at += mean * 0.12;
         continue;
       }
       add(device, who, 'running', at, at + length);
       const end = at + length;
       if (random() < 0.05 && end < until) {
-        happens(at + length / 2, 'checkpoint', who, device, 'Put away as “before-lunch”, 4.1 GiB.');
+        happens(at + length / 2, 'checkpoint', who, device, 'Saved as “before-lunch”, 4.1 GiB.');
       }
       if (random() < 0.006 && end < until) {
         happens(end, 'failed', who, device, 'Its worker ended: out of host memory.');
@@ -94,7 +94,7 @@ export function aDay(options: {
           'restored',
           who,
           device,
-          'Its notebook was restored as of 2 min ago.'
+          'Restored from “before-lunch”.'
         );
       }
       if (count > 1 && random() < 0.05 && end + mean < until) {
@@ -123,7 +123,7 @@ export function aDay(options: {
       if (random() < 0.7) {
         turn = 1 - turn;
         if (at < until && at > end) {
-          happens(at, 'resumed', other, device, 'It got the device as a cell was run.');
+          happens(at, 'resumed', other, device, 'Resumed as a cell was run.');
         }
       }
     }

@@ -14,7 +14,7 @@ import { deviceName, escaped, readable, sentenceBeside } from './words';
 const trans = nullTranslator.load('');
 const GB = 2 ** 30;
 
-test('only those are neighbours who take room on the device', () => {
+test('neighbours are sessions with memory on the device', () => {
   const session = aSession();
   const others = [
     session,
@@ -35,11 +35,11 @@ test.each([
   [1, -2, 'You are next, any moment now'],
   [1, -4, 'You are next; this takes longer than expected'],
   [2, null, 'Place 2 in the queue']
-])('at place %s with %s s left it says: %s', (position, left, text) => {
+])('place %s with %s s left reads: %s', (position, left, text) => {
   expect(queueText(position, left, trans)).toBe(text);
 });
 
-test('says when the last checkpoint was made, with the date if that was not today', () => {
+test('the last checkpoint is shown with its time, and with its date unless it is today', () => {
   const now = new Date(2026, 10, 22, 12, 0);
   const made = (created: Date, overrides: object = {}) => {
     const last = { name: 'a', automatic: true, earlier: false, died: false, ...overrides };
@@ -53,7 +53,7 @@ test('says when the last checkpoint was made, with the date if that was not toda
   expect(checkpointText(aSession(), now, 'en-GB', trans)).toBe('No checkpoint yet');
 });
 
-test('says how full devices are, and how many wait for them', () => {
+test('memory use of devices is shown with the number of waiting sessions', () => {
   const memory = { memory_used: 12 * GB, memory_total: 80 * GB };
   const device = aDevice({ id: 'cuda:1', kind: 'cuda', ...memory });
   expect(devicesText([device], 0, trans)).toBe('GPU 1: 12.0 GiB of 80.0 GiB');
@@ -64,7 +64,7 @@ test('says how full devices are, and how many wait for them', () => {
   expect(devicesText([other, software], 0, trans)).toBe('2 GPUs: 2.0 GiB of 82.0 GiB');
 });
 
-test('those wait for a device who are queued for it', () => {
+test('queued sessions wait for their device', () => {
   const sessions = [
     aSession({ state: 'queued' }),
     aSession({ state: 'queued', device: 'cpu:1' }),
@@ -74,7 +74,7 @@ test('those wait for a device who are queued for it', () => {
   expect(waitingCount(sessions, aDevice())).toBe(1);
 });
 
-test('a sentence that is said beside its word and its turn says neither again', () => {
+test('a sentence beside its word and turn repeats neither', () => {
   const sentence = 'Waiting for Simulated GPU 0 (in use by bob). You are next, about 1 s.';
   expect(withoutTurn(sentence)).toBe('Waiting for Simulated GPU 0 (in use by bob).');
   expect(withoutTurn('Waiting for GPU 1. Place 12 in the queue, about 3 min.')).toBe(
@@ -90,7 +90,7 @@ test.each([
   ['Idle. Suspends at %; nothing is lost.', new Date(2026, 10, 23, 9, 12), '09:12'],
   ['Paused by root, %, in the middle of a cell.', new Date(2026, 10, 23, 0, 5), '00:05'],
   ['Suspends at %.', new Date(2026, 10, 24, 9, 12), '24 Nov 2026, 09:12']
-])('moments in a sentence are read on the clock of the browser: %s', (text, moment, clock) => {
+])('moments in a sentence are in the time of the browser: %s', (text, moment, clock) => {
   const now = new Date(2026, 10, 23, 8, 0);
   const sentence = text.replace('%', moment.toISOString().replace(':00.000Z', 'Z'));
   expect(readable(sentence, now, 'en-GB')).toBe(text.replace('%', clock));
@@ -101,7 +101,7 @@ test.each([
   ['cuda:1', 'GPU 1'],
   ['cpu:0', 'Simulated GPU 0'],
   ['other', 'other']
-])('people call %s %s', (id, name) => {
+])('device %s is shown as %s', (id, name) => {
   expect(deviceName(id)).toBe(name);
 });
 

@@ -40,14 +40,14 @@ async function open(): Promise<void> {
   await until(() => popover.node.querySelectorAll('button').length === 2);
 }
 
-test('is a dialog that has the focus, and no button of it has', async () => {
+test('the popover is a dialog with the focus, and no button of it has the focus', async () => {
   await open();
   expect(document.activeElement).toBe(popover.node);
   expect(popover.node.getAttribute('role')).toBe('dialog');
   expect(popover.node.getAttribute('aria-label')).toBe('Choices');
 });
 
-test('Tab goes round in it', async () => {
+test('Tab cycles within the popover', async () => {
   await open();
   const went = [];
   for (const shiftKey of [false, false, false, true, true]) {
@@ -57,13 +57,13 @@ test('Tab goes round in it', async () => {
   expect(went).toEqual(['first', 'last', 'first', 'last', 'first']);
 });
 
-test('Shift and Tab enter it from its end', async () => {
+test('Shift and Tab enter the popover from its end', async () => {
   await open();
   press('Tab', { shiftKey: true });
   expect(focused()).toBe('last');
 });
 
-test('Escape closes it, and gives the focus back', async () => {
+test('Escape closes the popover, and returns the focus', async () => {
   await open();
   press('Tab');
   press('Escape');
@@ -71,14 +71,14 @@ test('Escape closes it, and gives the focus back', async () => {
   expect(focused()).toBe('open');
 });
 
-test('gives the focus back to where people were typing', async () => {
+test('the focus returns to the editor', async () => {
   document.getElementById('other')!.focus();
   popover.open();
   press('Escape');
   expect(document.activeElement?.id).toBe('other');
 });
 
-test('a click elsewhere closes it, and the focus stays where that is', async () => {
+test('a click elsewhere closes the popover, and keeps the focus there', async () => {
   await open();
   popover.node.dispatchEvent(new MouseEvent('pointerdown', { bubbles: true }));
   anchor.dispatchEvent(new MouseEvent('pointerdown', { bubbles: true }));
@@ -88,7 +88,7 @@ test('a click elsewhere closes it, and the focus stays where that is', async () 
   expect(document.activeElement).toBe(document.body);
 });
 
-test('a focus elsewhere closes it, but not that of a dialog', async () => {
+test('focus elsewhere closes the popover, except in a dialog', async () => {
   await open();
   const dialog = document.createElement('div');
   dialog.innerHTML = '<div class="jp-Dialog"><input id="name"></div>';
@@ -102,7 +102,7 @@ test('a focus elsewhere closes it, but not that of a dialog', async () => {
   expect(document.activeElement?.id).toBe('other');
 });
 
-test('nothing of it remains when it is disposed', async () => {
+test('a disposed popover leaves no elements', async () => {
   await open();
   const toggled = vi.fn();
   popover.toggled.connect(toggled);

@@ -21,7 +21,7 @@ function aView(id: string): MainAreaWidget {
   return view;
 }
 
-test('views are in the main area where that takes them', () => {
+test('views open in the main area if it accepts them', () => {
   const { shell, areas, activateById } = aShell({ main: 9 });
   const view = aView('activity');
   showView(shell, view, 'Activity');
@@ -31,7 +31,7 @@ test('views are in the main area where that takes them', () => {
   expect(activateById.mock.calls).toEqual([['activity'], ['activity']]);
 });
 
-test('where it takes one document, they are below it, and the one that is asked for in front', () => {
+test('views open below a main area with one document, the requested one in front', () => {
   const { shell, areas } = aShell({ main: 0 });
   const [activity, checkpoints] = [aView('activity'), aView('checkpoints')];
   for (const view of [activity, checkpoints, activity]) {

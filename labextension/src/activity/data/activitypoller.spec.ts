@@ -31,14 +31,14 @@ async function shown(): Promise<void> {
   await vi.advanceTimersByTimeAsync(5000);
 }
 
-test('nothing is requests while nobody looks', async () => {
+test('nothing is requested while the view is hidden', async () => {
   model.changed.emit();
   poller.show({ start: now() - 300, end: now() }, 800);
   await vi.advanceTimersByTimeAsync(600_000);
   expect(activity).not.toHaveBeenCalled();
 });
 
-test('a day is requests for, then what is looked at more exactly, then nothing', async () => {
+test('the first request is for a day, the next for the shown part at a finer resolution', async () => {
   await shown();
   const requests = activity.mock.calls.map(([since, resolution]) => [
     Math.round((1_800_000_000 - since) / 100) * 100,
@@ -52,7 +52,7 @@ test('a day is requests for, then what is looked at more exactly, then nothing',
   expect(activity).toHaveBeenCalledTimes(2);
 });
 
-test('many changes are followed by one question for what is new', async () => {
+test('many changes cause one request for new data', async () => {
   await shown();
   activity.mockClear();
   const { until } = poller.record!;
@@ -65,7 +65,7 @@ test('many changes are followed by one question for what is new', async () => {
   expect(activity.mock.calls[0][0]).toBeGreaterThan(until - 10);
 });
 
-test('what changes while nobody looks is requests for when somebody does again', async () => {
+test('changes while the view is hidden are requested when it is shown again', async () => {
   await shown();
   activity.mockClear();
   poller.isVisible = false;
@@ -77,7 +77,7 @@ test('what changes while nobody looks is requests for when somebody does again',
   expect(activity).toHaveBeenCalledTimes(1);
 });
 
-test('a failure is told, and what is known is kept', async () => {
+test('a failure is shown, and the record is kept', async () => {
   await shown();
   const { record } = poller;
   activity.mockRejectedValueOnce(new Error('The server is away.'));
@@ -90,7 +90,7 @@ test('a failure is told, and what is known is kept', async () => {
   expect(poller.problem).toBe('');
 });
 
-test('after a failure it is requests again by itself, and not once it is disposed', async () => {
+test('a failed request is retried, but not after disposal', async () => {
   activity.mockRejectedValueOnce(new Error('The server is away.'));
   await shown();
   expect(poller.record).toBeNull();
@@ -103,7 +103,7 @@ test('after a failure it is requests again by itself, and not once it is dispose
   expect(activity).not.toHaveBeenCalled();
 });
 
-test('the present is that of the server', async () => {
+test('the present is the time of the server', async () => {
   activity.mockImplementation(async (since: number) => ({
     since,
     until: Date.now() / 1000 + 100,
@@ -114,7 +114,7 @@ test('the present is that of the server', async () => {
   expect(poller.now()).toBeCloseTo(Date.now() / 1000 + 100, 1);
 });
 
-test('what is known more exactly later does not make what was before more exact', () => {
+test('a finer later part leaves the earlier part coarse', () => {
   const coarse = withDetail([], { since: 0, resolution: 60 });
   const both = withDetail(coarse, { since: 100, resolution: 2 });
   expect(both).toHaveLength(2);

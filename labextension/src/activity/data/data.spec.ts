@@ -87,7 +87,7 @@ test.each([1, 2, 3, 4])('many small answers are as good as one (seed %i)', seed 
   expect(known.events).toEqual(whole.events);
 });
 
-test('a day is kept, and not more', () => {
+test('data older than a day is dropped', () => {
   const events = [{ ...aSpan(0, 0), at: 10, kind: 'resumed', device: 'cuda:0', text: '' } as never];
   const before = aRecord(0, DAY, [aSpan(5, 10), aSpan(50, 500)], { events });
   const later = aRecord(DAY - 2, DAY + 100, []);
@@ -125,12 +125,12 @@ test.each<[string, Span[], Span[], [number, number][]]>([
   expect(merged.devices[0].held.map(({ start, end }) => [start, end])).toEqual(expected);
 });
 
-test('an answer that does not adjoin what is known replaces it', () => {
+test('a response that does not adjoin the record replaces it', () => {
   const later = aRecord(500, 600, [aSpan(500, 510)]);
   expect(merge(aRecord(0, 100, [aSpan(0, 100)]), later)).toBe(later);
 });
 
-test('a device that is no more is shown as long as it was used', () => {
+test('a removed device is kept while it has spans', () => {
   const before = aRecord(0, 100, [aSpan(0, 90)]);
   const later = { ...aRecord(98, 120, []), devices: [] };
   expect(merge(before, later).devices.map(({ id }) => id)).toEqual(['cuda:0']);
@@ -145,7 +145,7 @@ test.each([
   [9, 5],
   [10, 7],
   [100, 7]
-])('at %i a curve is at %s', (at, value) => {
+])('the value at %i is %s', (at, value) => {
   expect(
     valueAt(
       [
@@ -157,7 +157,7 @@ test.each([
   ).toBe(value);
 });
 
-test('the greatest value counts what held at the beginning', () => {
+test('the greatest value includes the value at the beginning', () => {
   const steps = [
     [0, 9],
     [10, 2],
@@ -168,26 +168,26 @@ test('the greatest value counts what held at the beginning', () => {
   expect(greatest([], 0, 10)).toBe(0);
 });
 
-test('what lasts until the end of the record goes on until now', () => {
+test('a span without an end lasts until now', () => {
   expect(endOf(aSpan(0, 100), 100, 130)).toBe(130);
   expect(endOf(aSpan(0, 90), 100, 130)).toBe(90);
   expect(holdersAt([aSpan(0, 100)], 130, 100)).toHaveLength(1);
   expect(holdersAt([aSpan(0, 90)], 90, 100)).toHaveLength(0);
 });
 
-test('who runs is named before who rests', () => {
+test('running holders come before idle ones', () => {
   const held = [aSpan(0, 9, { session: 'a', state: 'idle' }), aSpan(1, 9, { session: 'b' })];
   expect(holdersAt(held, 5, 100).map(({ session }) => session)).toEqual(['b', 'a']);
 });
 
-test('two that run at the same time use a device once', () => {
+test('overlapping running spans count once as use', () => {
   const held = [aSpan(0, 10), aSpan(5, 20, { session: 'b' }), aSpan(6, 8, { session: 'c' })];
   expect(busySeconds(held, 2, 30, 100, 100)).toBe(18);
   expect(busySeconds([aSpan(0, 10, { state: 'idle' })], 0, 10, 100, 100)).toBe(0);
   expect(busySeconds([aSpan(0, 10, { seconds: 2.5 })], 0, 10, 100, 100)).toBe(2.5);
 });
 
-test('who ran longest in the whole record comes first', () => {
+test('sessions with the longest running time in the whole record come first', () => {
   const held = [
     aSpan(0, 50, { session: 'a', state: 'idle' }),
     aSpan(0, 3, { session: 'c' }),
@@ -202,7 +202,7 @@ test('who ran longest in the whole record comes first', () => {
   ]);
 });
 
-test('a move goes from where the session was last to where it came', () => {
+test('a migration leads from the last device of the session to the new one', () => {
   const record = aRecord(0, 100, [aSpan(0, 50)]);
   const other = { ...record.devices[0], id: 'cuda:1', held: [aSpan(51, 100)] };
   const devices = [record.devices[0], other, { ...other, id: 'cuda:2', held: [aSpan(0, 9)] }];
@@ -216,7 +216,7 @@ test.each([
   ['of a session that was nowhere', 'x', 51],
   ['of one that had its device before', 's', 500],
   ['that came before it had any', 's', 0]
-])('a move %s is not drawn', (_, session, at) => {
+])('a migration %s is not drawn', (_, session, at) => {
   const event = { at, kind: 'migrated', session, device: 'cuda:1' } as never;
   expect(moves(aRecord(0, 600, [aSpan(0, 50)], { events: [event] }))).toEqual([]);
 });

@@ -40,7 +40,7 @@ function anEvent(
   return { at, kind, session: 's', name: '', owner: '', device, text: '' };
 }
 
-test('no two spans of a row are at the same time', () => {
+test('spans of a row do not overlap', () => {
   for (const { held } of day.devices) {
     const { of, count } = rowsOf(held, day.until);
     const ends = Array<number>(count).fill(0);
@@ -51,7 +51,7 @@ test('no two spans of a row are at the same time', () => {
   }
 });
 
-test('sessions that take turns share a row, and come back to their own', () => {
+test('sessions that take turns share a row, and keep it', () => {
   const turns = [aSpan('a', 0, 10), aSpan('b', 10, 20), aSpan('a', 20, 30)];
   expect(rowsOf(turns, 100)).toEqual({ of: [0, 0, 0], count: 1 });
   const both = [aSpan('a', 0, 15), aSpan('b', 10, 20), aSpan('b', 30, 40), aSpan('a', 31, 35)];
@@ -80,13 +80,13 @@ test.each([300, 3600, 6 * 3600, DAY])('in %i s there are not more bars than pixe
   }
 });
 
-test('a moment is drawn where it is found again', () => {
+test('pixels and moments convert back to each other', () => {
   const range = { start: 100, end: 200 };
   expect(toPixel(150, range, 500)).toBe(250);
   expect(toMoment(toPixel(173, range, 640), range, 640)).toBeCloseTo(173);
 });
 
-test('what is pointed at is what is drawn there', () => {
+test('the hit test finds the drawn spans', () => {
   const held = [aSpan('a', 0, 10), aSpan('b', 5, 20)];
   const rows = rowsOf(held, 100);
   expect(spansAt(held, rows, 0, { start: 7, end: 7 }, 100, 100)).toEqual([0]);
@@ -129,19 +129,19 @@ test('events that are close together are one mark, of the kind that matters most
   ]);
 });
 
-test('what is too close to what came before is left out', () => {
+test('a tick too close to the one before is left out', () => {
   const all = [0, 4, 9, 10, 25].map(at => ({ at }));
   expect(spaced(all, 10).map(({ at }) => at)).toEqual([0, 10, 25]);
 });
 
-test('a lane has one height up to six rows, and fills the room there is', () => {
+test('lanes have one height up to six rows, and fill the given height', () => {
   expect(laneOf(6).height).toBe(laneOf(1).height);
   expect(laneOf(40).height).toBeGreaterThan(laneOf(1).height);
   expect(Math.abs(laneOf(1, 200).height - 200)).toBeLessThanOrEqual(2);
   expect(laneOf(1, 10_000).height).toBeLessThan(400);
 });
 
-test('one steps through spans and events in the order of time', () => {
+test('spans and events are stepped through in order of time', () => {
   const items = itemsOf([aSpan('a', 0, 9), aSpan('a', 20, 30)], [anEvent(10)], 'cuda:0');
   expect(items.map(({ type, start }) => [type, start])).toEqual([
     ['span', 0],
@@ -150,14 +150,14 @@ test('one steps through spans and events in the order of time', () => {
   ]);
 });
 
-test('a session keeps its style, and the first ones style different', () => {
+test('a session keeps its style, and the first styles differ', () => {
   const styles = new SessionStyles(7);
   const first = Array.from({ length: 21 }, (_, index) => styles.of(`s${index}`));
   expect(new Set(first.map(each => JSON.stringify(each))).size).toBe(21);
   expect(styles.of('s3')).toBe(first[3]);
 });
 
-test('whatever one does, only the last day is shown', () => {
+test('the shown time stays within the last day', () => {
   const random = randomOf(3);
   let shown: IWindow = { seconds: 3600, end: null };
   for (let step = 0; step < 2000; step++) {
@@ -177,20 +177,20 @@ test('whatever one does, only the last day is shown', () => {
   }
 });
 
-test('zooming keeps what is under the pointer where it is', () => {
+test('zooming keeps the moment under the pointer in place', () => {
   const before = { seconds: 3600, end: NOW - 20_000 };
   const moment = toMoment(0.3, rangeOf(before, NOW), 1);
   const after = zoomed(before, 0.5, NOW, 0.3);
   expect(toMoment(0.3, rangeOf(after, NOW), 1)).toBeCloseTo(moment, 3);
 });
 
-test('whoever follows the present goes on when zooming there, and comes back by moving there', () => {
+test('the live view stays live when zoomed, and becomes live again when moved to the present', () => {
   expect(zoomed({ seconds: 3600, end: null }, 0.5, NOW)).toEqual({ seconds: 1800, end: null });
   expect(panned({ seconds: 3600, end: null }, -0.5, NOW).end).not.toBeNull();
   expect(panned({ seconds: 3600, end: NOW - 1800 }, 5, NOW).end).toBeNull();
 });
 
-test('what is in view is not moved, and what is not comes into view', () => {
+test('a moment in view does not move the window, and one out of view comes into view', () => {
   const shown = { seconds: 100, end: NOW - 1000 };
   expect(showing(shown, NOW - 1050, NOW)).toBe(shown);
   const { start, end } = rangeOf(showing(shown, NOW - 5000, NOW), NOW);
@@ -203,7 +203,7 @@ test.each([
   [3600, 800, 300],
   [DAY, 800, 7200],
   [DAY, 200, 12 * 3600]
-])('%i s on %i pixels have a tick every %i s', (seconds, width, expected) => {
+])('a range of %i s on %i pixels has a tick every %i s', (seconds, width, expected) => {
   expect(tickSeconds({ start: 0, end: seconds }, width, 60)).toBe(expected);
 });
 

@@ -20,11 +20,11 @@ test.each([
   [1.24, 2, '1.2 GiB of 2.0 GiB'],
   [0, 80, '0 B of 80.0 GiB'],
   [0.5, 1, '512.0 MiB of 1.0 GiB']
-])('%f of %i GiB are said as %s', (used, total, text) => {
+])('%f of %i GiB read %s', (used, total, text) => {
   expect(memoryText(used * 2 ** 30, total * 2 ** 30)).toBe(text);
 });
 
-test('a range says its date once, and twice if it is not the same', () => {
+test('a range has its date once, or twice if the dates differ', () => {
   expect(clock.range({ start: noon, end: noon + 3600 })).toMatch(/21 Nov, 12:00 – 13:00$/);
   expect(clock.range({ start: noon, end: noon + 60 })).toMatch(/12:00:00 – 12:01:00$/);
   expect(clock.range({ start: noon, end: noon + 86_400 })).toMatch(
@@ -36,11 +36,11 @@ test.each([
   [60, true, /21 Nov/],
   [60, false, /^12:00$/],
   [30, false, /^12:00:00$/]
-])('a tick every %i s (of a new day: %s) is called %s', (seconds, isDay, text) => {
+])('a tick every %i s (new day: %s) reads %s', (seconds, isDay, text) => {
   expect(clock.tick({ at: noon, isDay }, seconds)).toMatch(text);
 });
 
-test('what goes on is said to be since, and what is over from and to', () => {
+test('an open span reads since, and an ended one from and to', () => {
   expect(spanFacts(span, noon + 90, noon + 100, clock, trans)).toEqual({
     name: 'train.ipynb',
     owner: 'ada',
@@ -51,7 +51,7 @@ test('what goes on is said to be since, and what is over from and to', () => {
   expect(spanFacts(span, noon + 900, noon + 900, clock, trans).time).toBe('12:00:00 – 12:01:30');
 });
 
-test('a span is said in one sentence, of which nobody sees whose session it is', () => {
+test('a span is one sentence, without the owner if that is hidden', () => {
   const item = { type: 'span' as const, span, start: noon };
   expect(itemSentence(item, 'cuda:0', noon + 900, noon + 900, clock, trans)).toBe(
     'train.ipynb of ada: Running on GPU 0, 12:00:00 – 12:01:30, 2 min.'
@@ -62,7 +62,7 @@ test('a span is said in one sentence, of which nobody sees whose session it is',
   );
 });
 
-test('an event says what happened and what the server says of it', () => {
+test('an event shows its kind and the text of the server', () => {
   const event = { ...span, at: noon, kind: 'swapped_out' as const, text: 'Others need it.' };
   const item = { type: 'event' as const, event, start: noon };
   expect(itemSentence(item, 'cuda:0', noon, noon, clock, trans)).toBe(

@@ -69,7 +69,7 @@ function said(): string {
   return panel.node.querySelector('[aria-live]')!.textContent!;
 }
 
-test('a device is stepped through by keys, and what is there is said', async () => {
+test('arrow keys step through a device, and its entries are announced', async () => {
   const node = await shown({ ...INITIAL, seconds: 86_400 });
   const plots = node.querySelectorAll<HTMLElement>('[data-device]');
   expect(plots).toHaveLength(2);
@@ -87,7 +87,7 @@ test('a device is stepped through by keys, and what is there is said', async () 
   expect(document.activeElement).toBe(plots[1]);
 });
 
-test('keys zoom and move, and what is shown is remembered', async () => {
+test('keys zoom and move, and the shown time is saved', async () => {
   const node = await shown();
   node.querySelector<HTMLElement>('[role=slider]')!.focus();
   await press('+');
@@ -96,14 +96,14 @@ test('keys zoom and move, and what is shown is remembered', async () => {
   expect(panel.state.end).not.toBeNull();
 });
 
-test('the same is shown as a table', async () => {
+test('the record is also shown as a table', async () => {
   const node = await shown({ ...INITIAL, isTable: true, seconds: 86_400 });
   const [devices, entries] = node.querySelectorAll('table');
   expect(devices.querySelectorAll('tbody tr')).toHaveLength(2);
   expect(entries.querySelectorAll('tbody tr').length).toBeGreaterThan(50);
 });
 
-test('a failure is told with a way to try again', async () => {
+test('a failure is shown with a retry button', async () => {
   const day = answer;
   answer = () => Promise.reject(new Error('The Jupyter server cannot be reached.'));
   const node = await shown();
@@ -116,7 +116,7 @@ test('a failure is told with a way to try again', async () => {
   expect(node.querySelectorAll('[data-device]')).toHaveLength(2);
 });
 
-test('it says so where nothing was done', async () => {
+test('an empty record has a notice', async () => {
   const day = await answer();
   const devices = day.devices.map(device => ({ ...device, held: [] }));
   answer = async () => ({ ...day, devices, events: [] });
@@ -131,6 +131,6 @@ test.each([
     { seconds: 300, end: 5, isTable: true }
   ],
   [{ seconds: -1, end: 'x', isTable: 1 }, INITIAL]
-])('a layout that says %j is restored as %j', (saved, state) => {
+])('a saved layout %j is restored as %j', (saved, state) => {
   expect(viewState(saved)).toEqual(state);
 });

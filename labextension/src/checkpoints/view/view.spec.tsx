@@ -75,7 +75,7 @@ async function press(...keys: string[]): Promise<void> {
   }
 }
 
-test('is a tree grid with one row that the tab key comes to', async () => {
+test('the view is a tree grid with one row in the tab order', async () => {
   await render();
   expect(node.querySelector('table')!.getAttribute('role')).toBe('treegrid');
   expect(names()).toEqual(['tea', 'before-lunch', 'torn']);
@@ -87,7 +87,7 @@ test('is a tree grid with one row that the tab key comes to', async () => {
   expect(node.querySelector('th[aria-sort="descending"]')!.textContent).toBe('Created');
 });
 
-test('arrow keys lead from row to row, Enter opens one, Delete deletes it', async () => {
+test('arrow keys move between rows, Enter expands a row, Delete deletes it', async () => {
   await render();
   await act(async () => row('tea').focus());
   await press('ArrowDown', 'ArrowDown', 'ArrowDown');
@@ -103,7 +103,7 @@ test('arrow keys lead from row to row, Enter opens one, Delete deletes it', asyn
   ]);
 });
 
-test('the focus goes on to the next row when one is deleted', async () => {
+test('the focus moves to the next row after a deletion', async () => {
   await render();
   await act(async () => row('tea').focus());
   await press('Delete');
@@ -112,7 +112,7 @@ test('the focus goes on to the next row when one is deleted', async () => {
   expect(focused()).toBe('before-lunch');
 });
 
-test('what is selected is deleted together', async () => {
+test('selected checkpoints are deleted together', async () => {
   await render();
   await act(async () => row('tea').focus());
   await press(' ', 'ArrowDown', ' ', 'Delete');
@@ -120,7 +120,7 @@ test('what is selected is deleted together', async () => {
   expect(node.querySelector('[role="status"]')!.textContent).toContain('2 selected');
 });
 
-test('a click on a column sorts by it', async () => {
+test('a click on a column header sorts by it', async () => {
   await render();
   const [byName] = node.querySelectorAll<HTMLButtonElement>('th button');
   await act(async () => byName.click());
@@ -129,7 +129,7 @@ test('a click on a column sorts by it', async () => {
   expect(names()).toEqual(['torn', 'tea', 'before-lunch']);
 });
 
-test('shows those of the current notebook only, if that is wanted', async () => {
+test('the list can be limited to the current notebook', async () => {
   await render();
   const only = node.querySelector<HTMLInputElement>('.jp-Sing-checkpointsHere input')!;
   await act(async () => only.click());
@@ -140,7 +140,7 @@ test('shows those of the current notebook only, if that is wanted', async () => 
   expect(node.textContent).toContain('No checkpoint of this notebook yet');
 });
 
-test('restores into the current notebook, and into none if there is none', async () => {
+test('restore targets the current notebook, and is disabled without one', async () => {
   await render();
   button('Restore tea into train.ipynb').click();
   expect(actions.restore).toHaveBeenCalledWith(tea, current);
@@ -151,13 +151,13 @@ test('restores into the current notebook, and into none if there is none', async
   expect(actions.restoreIntoNew).toHaveBeenCalledWith(tea);
 });
 
-test('a damaged one says what is wrong, and can only be deleted', async () => {
+test('a damaged checkpoint shows its problem, and can only be deleted', async () => {
   await render();
   expect(row('torn').textContent).toContain('Damaged: Its hash is wrong.');
   expect(row('torn').querySelectorAll('.jp-Sing-action')).toHaveLength(1);
 });
 
-test('what is being done is shown in its row, which is not in reach meanwhile', async () => {
+test('work in progress is shown in its row, whose buttons are disabled', async () => {
   doing = { tea: { verb: 'restore', done: 0.25, isLong: true } };
   await render();
   const bar = row('tea').querySelector('[role="progressbar"]')!;
@@ -166,7 +166,7 @@ test('what is being done is shown in its row, which is not in reach meanwhile', 
   expect(button('Delete tea').disabled).toBe(true);
 });
 
-test('one that is being stored comes first', async () => {
+test('a checkpoint that is being saved comes first', async () => {
   store.arriving = [{ name: 'new', session: 'lessons/train.ipynb' }];
   await render();
   const [first] = node.querySelectorAll('tbody tr');
@@ -174,7 +174,7 @@ test('one that is being stored comes first', async () => {
   expect(first.querySelector('[role="progressbar"]')!.getAttribute('aria-valuenow')).toBeNull();
 });
 
-test('says that there is none, and what is wrong if nobody knows', async () => {
+test('an empty list has a notice, and a failed request an error', async () => {
   all = [];
   await render();
   expect(node.textContent).toContain('No checkpoint yet');
