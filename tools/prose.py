@@ -1,14 +1,21 @@
-"""Prose check: docstrings, comments and pages use the terms of docs/glossary.md.
+"""Prose check: texts, strings, identifiers and test names use the terms of docs/glossary.md.
 
-``python tools/prose.py [PATH ...]`` prints each place with an idiom of our own, a docstring that
-begins with a relative clause, or a person who is "he"; its exit status is 1 if there is any. Names
-in backticks are left alone.
+``python tools/prose.py [PATH ...]`` prints each place and exits with 1 if there is any:
+
+- an idiom of our own in a docstring, a comment, a page, or a string that users see: argparse help,
+  errors, the texts of JupyterLab, descriptions in YAML and JSON;
+- a docstring that begins with a relative clause, or a person who is "he";
+- an identifier of the dialect that the code had, such as ``putback``;
+- a test whose name begins with a pronoun instead of its subject.
+
+Names in backticks are left alone.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import json
 import re
 import subprocess
 import sys
@@ -18,7 +25,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Pages and data that quote others, or are written by a command.
-EXCLUDED = ("LICENSE", "BENCHMARKS.md", "CHANGELOG.md", "docs/glossary.md", "tests/wire/recorded/")
+EXCLUDED = (
+    "LICENSE", "BENCHMARKS.md", "CHANGELOG.md", "docs/glossary.md", "tests/wire/recorded/",
+    "labextension/package", "labextension/tsconfig", "labextension/install",
+    "tools/prose.py", "tests/unit/repository/test_prose.py",
+)  # fmt: skip
+#: Files whose strings users see.
+PRODUCT = ("jupyter_sing/", "kernelproxy/", "labextension/")
 
 IDIOMS = {
     r"\b(some|no|any)body\b": "name the party: user, caller, session, process",
@@ -40,10 +53,64 @@ _IDIOM = re.compile("|".join(f"(?:{each})" for each in IDIOMS), re.IGNORECASE)
 #: A docstring says first what the thing is, or does.
 _OPENING = re.compile(r"(Who|Whom|Whose|What|Which|How|Where|When|Whether|With whom|That)\b")
 _CODE = re.compile(r"``.*?``|`[^`]*`|\"[^\"\n]*\"|https?://\S+", re.DOTALL)
+_COMMENT = re.compile(r"(?<![:\"'])//[^\n]*|/\*.*?\*/", re.DOTALL)
+_LITERAL = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|`[^`]*`")
+#: Shorter strings are names and patterns.
+_SENTENCE_WORDS_MIN = 3
+#: Words of identifiers, alone or as a part of one, and the term of the field.
+DIALECT = {
+    "hungup": "disconnected",
+    "putback": "restored files",
+    "whereabouts": "object path",
+}
+#: Identifiers that other versions or the disk know.
+ON_THE_WIRE: frozenset[str] = frozenset()
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+#: A test is called after its subject, and what is expected of it.
+_TEST_OPENING = re.compile(
+    r"test_(it|one|what|who|whom|whose|whoever|which|how|where|when|that|those|"
+    r"nobody|somebody|anybody|everybody)_"
+)
+#: Folders whose tests still have such names.
+UNRENAMED = (
+    "tests/browser/",
+    "tests/e2e/notebooks/",
+    "tests/e2e/programs/",
+    "tests/e2e/recovery/",
+    "tests/e2e/sharing/",
+    "tests/integration/checkpoints/",
+    "tests/integration/daemon/",
+    "tests/integration/kernels/",
+    "tests/integration/sessions/",
+    "tests/scheduler/engine/",
+    "tests/scheduler/guarantees/",
+    "tests/scheduler/policy/",
+    "tests/scheduler/simulator/",
+    "tests/unit/agent/api/",
+    "tests/unit/agent/checkpoint/",
+    "tests/unit/agent/devices/",
+    "tests/unit/agent/lease/",
+    "tests/unit/agent/process/",
+    "tests/unit/agent/session/",
+    "tests/unit/agent/spill/",
+    "tests/unit/agent/state/",
+    "tests/unit/agent/status/",
+    "tests/unit/agent/supervisor/",
+    "tests/unit/agent/workers/",
+    "tests/unit/common/",
+    "tests/unit/controller/",
+    "tests/unit/devices/",
+    "tests/unit/jupyter/",
+    "tests/unit/kernel/",
+    "tests/unit/kernel_host/",
+    "tests/unit/native/",
+    "tests/unit/repository/",
+    "tests/unit/storage/",
+)
 
 
 def python_texts(source: str) -> Iterator[tuple[int, str, bool]]:
-    """Docstrings and comments: line, text, and whether it is a module's or class's docstring."""
+    """Yield docstrings and comments: line, text, and whether it is a module's or a class's."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -57,20 +124,32 @@ def python_texts(source: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def code_texts(source: str) -> Iterator[tuple[int, str, bool]]:
-    """Comments of C++ and TypeScript."""
-    pattern = re.compile(r"(?<![:\"'])//[^\n]*|/\*.*?\*/", re.DOTALL)
-    for found in pattern.finditer(source):
+    """Yield the comments of C++ and TypeScript."""
+    for found in _COMMENT.finditer(source):
         yield source.count("\n", 0, found.start()) + 1, found.group(), False
 
 
 def page_texts(source: str) -> Iterator[tuple[int, str, bool]]:
-    """Lines of a Markdown page outside of code."""
+    """Yield the lines of a Markdown page outside of code."""
     fenced = False
     for number, line in enumerate(source.splitlines(), 1):
         if line.lstrip().startswith("```"):
             fenced = not fenced
         elif not fenced and not line.startswith("    "):
             yield number, line, False
+
+
+def notebook_texts(source: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield the text cells of a notebook."""
+    for cell in json.loads(source)["cells"]:
+        if cell["cell_type"] == "markdown":
+            yield 1, "".join(cell["source"]), False
+
+
+def data_texts(source: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield the lines of YAML or JSON."""
+    for number, line in enumerate(source.splitlines(), 1):
+        yield number, line.replace('"', " "), False
 
 
 READERS = {
@@ -80,25 +159,83 @@ READERS = {
     ".ts": code_texts,
     ".tsx": code_texts,
     ".md": page_texts,
+    ".ipynb": notebook_texts,
+    ".json": data_texts,
+    ".yaml": data_texts,
 }
 
 
+def python_strings(source: str) -> Iterator[tuple[int, str]]:
+    """Yield string literals that are sentences; a value in an f-string is a dash."""
+    tree = ast.parse(source)
+    other: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            other.add(node.value)  # a docstring
+        elif isinstance(node, ast.JoinedStr):
+            other.update(node.values)
+            parts = [e.value if isinstance(e, ast.Constant) else "-" for e in node.values]
+            yield node.lineno, "".join(map(str, parts))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in other:
+            yield node.lineno, node.value
+
+
+def script_strings(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the string literals of TypeScript."""
+    plain = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), source)
+    for found in _LITERAL.finditer(plain):
+        yield plain.count("\n", 0, found.start()) + 1, found.group()[1:-1]
+
+
+STRINGS = {".py": python_strings, ".ts": script_strings, ".tsx": script_strings}
+
+
+def identifiers(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the names in a Python module."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NAME:
+            yield token.start[0], token.string
+
+
+def _idioms(line: int, text: str) -> Iterator[tuple[int, str]]:
+    """Find idioms in a text that begins at a line."""
+    plain = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code.group()), text)
+    for found in _IDIOM.finditer(plain):
+        term = next(
+            term for each, term in IDIOMS.items() if re.fullmatch(each, found.group(), re.I)
+        )
+        yield line + plain.count("\n", 0, found.start()), f"{found.group()!r}: {term}"
+
+
+def _in_names(name: str, source: str) -> Iterator[tuple[int, str]]:
+    """Find identifiers of the dialect, and names of tests that do not say their subject."""
+    for line, identifier in identifiers(source):
+        words = {each.lower() for each in _WORD.findall(identifier)}
+        for word in sorted(words & DIALECT.keys()):
+            if identifier not in ON_THE_WIRE:
+                yield line, f"{identifier}: {DIALECT[word]}"
+        if not name.startswith(UNRENAMED) and _TEST_OPENING.match(identifier):
+            yield line, f"{identifier}: begin with the subject of the test"
+
+
 def findings(path: Path) -> Iterator[str]:
-    """What is wrong with a file's prose, a line each."""
-    reader = READERS[path.suffix]
-    name = path.relative_to(ROOT)
-    for line, text, names in reader(path.read_text("utf-8")):
-        plain = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code.group()), text)
-        for found in _IDIOM.finditer(plain):
-            at = line + plain.count("\n", 0, found.start())
-            term = next(
-                term
-                for each, term in IDIOMS.items()
-                if re.fullmatch(each, found.group(), re.IGNORECASE)
-            )
-            yield f"{name}:{at}: {found.group()!r}: {term}"
-        if names and (found := _OPENING.match(text.lstrip())):
-            yield f"{name}:{line}: begins with {found.group()!r}: say what it is"
+    """Yield the places in a file, a line each."""
+    name = path.relative_to(ROOT).as_posix()
+    source = path.read_text("utf-8")
+    found: list[tuple[int, str]] = []
+    for line, text, begins in READERS[path.suffix](source):
+        found += _idioms(line, text)
+        if begins and (opening := _OPENING.match(text.lstrip())):
+            found.append((line, f"begins with {opening.group()!r}: say what it is"))
+    if path.suffix in STRINGS and name.startswith(PRODUCT):
+        for line, text in STRINGS[path.suffix](source):
+            if len(re.findall(r"[A-Za-z]{2,}", text)) >= _SENTENCE_WORDS_MIN:
+                found += _idioms(line, text)
+    if path.suffix == ".py":
+        found += _in_names(name, source)
+    for line, text in sorted(found):
+        yield f"{name}:{line}: {text}"
 
 
 def main(arguments: list[str]) -> int:

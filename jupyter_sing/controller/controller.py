@@ -150,7 +150,9 @@ class Controller:
             )
         )  # fmt: skip
         if terms.session in self._before:
-            self._note(terms.session, "restart", "The controller was restarted, and goes on.")
+            self._note(
+                terms.session, "restart", "The controller was restarted. The session continues."
+            )
         self._allow(known, said=bool(self._rules.text))
 
     def changed(self, terms: SessionDescription) -> None:

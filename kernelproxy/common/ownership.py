@@ -79,7 +79,7 @@ def check_file(file: Path, remedy: str) -> None:
     known = found.st_uid in (0, os.getuid())
     if not known and not any(path.is_relative_to(each) for each in _ROOTS_ALONE):
         raise ControlError(
-            f"Nobody can tell in this container whether {path} is root's: {remedy}.",
+            f"This container cannot show whether {path} belongs to root: {remedy}.",
             "unknown-owner",
         )
     if found.st_mode & _WRITABLE and not _only_by_us(found):

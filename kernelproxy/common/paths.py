@@ -147,7 +147,7 @@ def system_socket() -> Path | None:
     owners = {directory.st_uid, found.st_uid}
     if owners != {0} and owners <= {0, overflow_uid()}:
         raise ControlError(
-            f"{path} belongs to a user who has no number in this container, which is probably the "
+            f"{path} belongs to a user that is not mapped in this container, which is probably the "
             "machine's root: the machine's daemon cannot serve rootless containers. Run without a "
             f"namespace of users, or set {SYSTEM_DIR.variable} to an empty directory and "
             f"{DEVICES.variable} to devices that the machine's daemon does not have.",

@@ -171,7 +171,7 @@ class _Describer:
 
     def _describe_symbols(self) -> list[list[Any]]:
         if self._free - self._symbols.keys():
-            raise UnsupportedGraphError("a size in it cannot be told from its inputs")
+            raise UnsupportedGraphError("a size in it does not follow from its inputs")
         described = []
         for symbol in self._symbols:
             env = self._shape_env
@@ -361,7 +361,7 @@ def _function(expression: Any, symbols: dict[Any, tuple[int, int]]) -> Callable[
 
     missing = expression.free_symbols - symbols.keys()
     if missing:
-        raise UnsupportedGraphError("a size that it returns cannot be told from its inputs")
+        raise UnsupportedGraphError("a size that it returns does not follow from its inputs")
     names = ", ".join(str(symbol) for symbol in symbols)
     code = PythonPrinter().doprint(expression)
     function: Callable[..., int] = eval(f"lambda {names}: {code}", {"math": math})  # generated here

@@ -105,7 +105,7 @@ def _outlet(given: Any, own: int, null: int) -> int:
         return null
     fd = given if isinstance(given, int) else given.fileno()
     if fd < 0:
-        raise ControlError("somebody reads from it by a pipe", "unavailable")
+        raise ControlError("another process reads from it by a pipe", "unavailable")
     return int(fd)
 
 

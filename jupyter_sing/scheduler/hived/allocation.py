@@ -216,7 +216,7 @@ class HivedCluster(Layout):
                 )
                 self.adopt(group)
                 return Placed(group)
-        return GroupWaiting("There are not enough devices together that nobody holds.")
+        return GroupWaiting("There are not enough free devices together.")
 
     def _undisturbing(
         self,

@@ -131,10 +131,10 @@ class VirtualClusterEntry(DocumentRecord):
         "Cells that its users can always have, in a cluster that is described by cells.", ()
     )
     pinned_cells: tuple[Annotated[str, NAME], ...] = key(
-        "Ids of the physical cells that nobody else is guaranteed.", ()
+        "Ids of physical cells that are guaranteed only to it.", ()
     )
     weight: Annotated[float | None, WEIGHT] = key(
-        "Share among virtual clusters of what nobody is guaranteed. Built in: 1."
+        "Share of the devices that are not guaranteed. Built in: 1."
     )
     quotas: Quotas = key("What all its users may have together.", Quotas())
     each: UserTerms = key(
@@ -189,8 +189,8 @@ class TierTerms(DocumentRecord):
         label="hibernated after",
     )
     max_hold: Annotated[float | None, DURATION.or_word("unlimited")] = key(
-        "Time on a device after which a running cell gives way to whoever waits; it is "
-        "suspended, not ended. Built in: unlimited.",
+        "Time on a device after which a running cell gives way to waiting sessions; it "
+        "is suspended, not ended. Built in: unlimited.",
         label="longest hold",
     )
 
@@ -267,7 +267,7 @@ class PolicyDocument(DocumentRecord):
     )
     tiers: Tiers = key("What the three tiers mean.", Tiers())
     defaults: UserTerms = key(
-        "What everybody gets, where nothing nearer to them says it.", UserTerms()
+        "Terms of all users, if nothing more specific sets them.", UserTerms()
     )
     others: Others = key("Those whom no virtual cluster names.", Others())
     virtual_clusters: Annotated[tuple[VirtualCluster, ...], ByName(NAME, VirtualClusterEntry)] = (

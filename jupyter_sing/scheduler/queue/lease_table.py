@@ -127,7 +127,7 @@ class LeaseTable:
         host.lease.share = guest.lease.share = 0.5
         guest.lease.rides = True
         names = (host.id, guest.id)
-        reason = "both permit it and somebody waits for a device, so that it is tried"
+        reason = "both permit it, and a session waits for a device, so that it is tried"
         self.issued.append(Pack(names, device.id, reason))
         self.reservations.grant_if_ready(guest, now)
 

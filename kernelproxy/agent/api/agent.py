@@ -225,7 +225,7 @@ class Agent:
         request = OpenSession(**record["request"])
         runs_as = Owner.adopt(record["runs_as"]) if record.get("runs_as") else None
         if self.settings.system and (runs_as is None or runs_as.uid != record["owner"]):
-            raise ControlError("nobody knows as whom it runs")
+            raise ControlError("the user of its processes is unknown")
         session = self._add(deposited.session, request, record["owner"], room, state, runs_as)
         session.adopt(deposited)
         self.chronicle.became(session, adopted=True)

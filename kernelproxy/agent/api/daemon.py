@@ -184,7 +184,9 @@ class Daemon:
         except OSError as error:
             if not is_want(error):
                 raise
-            log.warning("Nobody can connect for %g s: %s", ACCEPT_PAUSE_SECONDS, error.strerror)
+            log.warning(
+                "No connections are accepted for %g s: %s", ACCEPT_PAUSE_SECONDS, error.strerror
+            )
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._door.listener)
             loop.call_later(ACCEPT_PAUSE_SECONDS, self._admit)

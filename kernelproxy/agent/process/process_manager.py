@@ -118,7 +118,7 @@ async def tend(session: Session, channel: Channel) -> None:
     if session.shared:
         raise ControlError(NOT_SHARED, "unavailable")
     if not uid == os.getuid() == session.owner:
-        raise ControlError("Only who started a kernel has its process in hand.", "not-allowed")
+        raise ControlError("Only the user who started a kernel manages its process.", "not-allowed")
     session.check_usable()
     if session.tender is not None:
         session.tender.close()

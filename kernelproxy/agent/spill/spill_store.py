@@ -285,7 +285,7 @@ class ColdStates:
             for owner, name in left:
                 if name not in self._made.union(kept):
                     store.delete(owner, name)
-                    log.info("The state of session %s is deleted: nobody can use it", name)
+                    log.info("The state of session %s is deleted: no session can use it", name)
             if left:
                 store.collect()
         except StoreError as error:  # the next daemon tries again

@@ -188,7 +188,7 @@ class DeviceState(Pages):
         position = snapshot.position if snapshot is not None else 0
         client, agent = memory.client, memory.agent
         if not client.head == memory.worker.consumed == position:
-            raise InternalError("a session was put away with work in its log")
+            raise InternalError("a session was suspended with work in its log")
         self.snapshot, self.disk.stored, self.disk.alone = snapshot, stored, stored is not None
         self._epoch = epoch
         self.settle_on(device)

@@ -146,7 +146,9 @@ class Keeper:
                 self._drop(session)
             case _:
                 close_all(fds)
-                raise ProtocolError(f"A keeper was told {type(message).__name__}.")
+                raise ProtocolError(
+                    f"The supervisor received an unexpected {type(message).__name__}."
+                )
 
     def _drop(self, session: str) -> None:
         if session in self._deposits:

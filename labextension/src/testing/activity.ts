@@ -89,13 +89,7 @@ export function aDay(options: {
       }
       if (random() < 0.006 && end < until) {
         happens(end, 'failed', who, device, 'Its worker ended: out of host memory.');
-        happens(
-          end + mean / 3,
-          'restored',
-          who,
-          device,
-          'Restored from “before-lunch”.'
-        );
+        happens(end + mean / 3, 'restored', who, device, 'Restored from “before-lunch”.');
       }
       if (count > 1 && random() < 0.05 && end + mean < until) {
         const target = (device + 1) % count;

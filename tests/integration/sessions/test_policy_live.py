@@ -473,7 +473,7 @@ def test_who_is_owed_more_goes_first_when_the_controller_was_restarted(
     first = after_restart(last)[0].at
     assert first < after_restart(third)[0].at
     assert first < after_restart(rich)[0].at
-    assert "The controller was restarted, and goes on." in decisions(rich, "restart")
+    assert "The controller was restarted. The session continues." in decisions(rich, "restart")
     assert len(decisions(rich, "grant")) > len(after_restart(rich))  # the earlier ones are kept
 
 
