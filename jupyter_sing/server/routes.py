@@ -19,7 +19,7 @@ from jupyter_sing import lost_sessions, queries
 from jupyter_sing.scheduler.policy.yaml_reader import TEXT_BYTES_MAX
 from jupyter_sing.server import agent_requests, metrics
 from jupyter_sing.server.notebooks import contents_path
-from kernelproxy.common.errors import ControlError
+from kernelproxy.common.errors import ControlError, Reason
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import (
     Checkpoint,
@@ -55,7 +55,7 @@ CONNECT_SECONDS_MAX = 20.0
 CONNECT_PAUSE_SECONDS = 0.2
 
 # Status codes by the reason of a refusal; others are 500.
-_STATUS_CODES = {
+_STATUS_CODES: dict[Reason, int] = {
     "unknown-session": 404,
     "unknown-device": 404,
     "unknown-checkpoint": 404,

@@ -14,6 +14,58 @@ SingError                  base of all user-facing errors of this package
 
 from __future__ import annotations
 
+from typing import Literal
+
+#: Reasons of a `StoreError`.
+StoreReason = Literal[
+    "busy",  # the lock is held
+    "cancelled",
+    "damaged",  # a chunk or a manifest
+    "failed",
+    "full",  # the disk
+    "missing",  # a chunk
+    "name",  # not allowed for a manifest
+    "newer",  # a manifest's version
+    "permission",
+    "quota",
+    "torch",  # another version of torch
+    "unavailable",  # a package is missing
+    "unknown",  # no such manifest
+]
+#: Reasons of a `ProcessError`.
+ProcessReason = Literal[
+    "dump",
+    "restore",
+    "timeout",
+    "unavailable",  # not on this machine
+]
+#: Why a request failed, one word for programs: in messages, REST replies and ``--json``. The words
+#: never change. A type checker compares all places that name one; a newer peer may send others.
+Reason = Literal[
+    StoreReason,
+    ProcessReason,
+    "already-attached",  # the session has a kernel
+    "ambiguous",  # a name fits several sessions or checkpoints
+    "bad-policy",
+    "bad-request",
+    "bad-workload",  # of the simulator
+    "broken",  # the connection to the kernel host
+    "cannot-simulate",
+    "ended",  # the session or its kernel
+    "has-server",  # another server has the kernel
+    "no-daemon",
+    "no-room",  # on the device
+    "not-allowed",
+    "stopping",  # the daemon
+    "too-many",  # requests or connections of a user
+    "unknown-checkpoint",
+    "unknown-device",
+    "unknown-kernel",
+    "unknown-owner",  # of a path: a user that this namespace does not have
+    "unknown-session",
+    "unsafe-directory",  # others may write to it
+]
+
 
 class SingError(Exception):
     """Base of all errors of this package; its text is one user-facing sentence."""
@@ -29,11 +81,11 @@ class ControlError(SingError):
     ----------
     message : str
         One user-facing sentence.
-    reason : str
-        One lower-case word for programs, such as ``unknown-session``; see `protocol.Error`.
+    reason : Reason
+        One word for programs.
     """
 
-    def __init__(self, message: str, reason: str = "failed") -> None:
+    def __init__(self, message: str, reason: Reason = "failed") -> None:
         super().__init__(message)
         self.message = message
         self.reason = reason
@@ -63,12 +115,11 @@ class ProcessError(SingError):
     ----------
     message : str
         One user-facing sentence.
-    reason : str
-        One word for programs: ``unavailable`` (not on this machine), ``dump``, ``restore``,
-        ``timeout``.
+    reason : ProcessReason
+        One word for programs.
     """
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(self, message: str, reason: ProcessReason) -> None:
         super().__init__(message)
         self.reason = reason
         self.recoverable = reason in ("dump", "timeout")
@@ -85,14 +136,11 @@ class StoreError(SingError):
     ----------
     message : str
         One user-facing sentence.
-    reason : str
-        One word for programs: ``full``, ``quota``, ``permission``, ``busy`` (the lock is held),
-        ``cancelled``, ``unknown`` (no such manifest), ``name``, ``missing`` or ``damaged`` (a
-        chunk or a manifest), ``newer`` (a manifest's version), ``torch`` (another torch
-        version), ``unavailable`` (a package is missing), ``failed``.
+    reason : StoreReason
+        One word for programs.
     """
 
-    def __init__(self, message: str, reason: str = "failed") -> None:
+    def __init__(self, message: str, reason: StoreReason = "failed") -> None:
         super().__init__(message)
         self.reason = reason
         self.recoverable = reason in ("full", "quota", "busy", "cancelled")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from kernelproxy.common.errors import ProcessError
+from kernelproxy.common.errors import ProcessError, ProcessReason
 from kernelproxy.criu import images, sandbox
 from kernelproxy.criu.dump_target import Target, clocks, locked, memory_bytes
 from kernelproxy.criu.sandbox import Form
@@ -319,7 +319,7 @@ def _run(command: list[str], work: Path, timeout: float) -> None:
         raise _failure(work, "the process cannot be saved", said[-1] if said else "", "dump")
 
 
-def _failure(work: Path, what: str, otherwise: str, reason: str) -> ProcessError:
+def _failure(work: Path, what: str, otherwise: str, reason: ProcessReason) -> ProcessError:
     """Return the error for what CRIU has logged."""
     # CRIU probes for tun, and logs an error without it.
     errors = re.findall(r"Error \([^)]*\): (?!tun: )(.*)", _log(work))

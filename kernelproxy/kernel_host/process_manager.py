@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from kernelproxy.common import fork_hygiene, paths, protocol
-from kernelproxy.common.errors import ControlError, ProcessError, ProtocolError, SingError
+from kernelproxy.common.errors import (
+    ControlError,
+    ProcessError,
+    ProtocolError,
+    Reason,
+    SingError,
+)
 from kernelproxy.common.ipc.agent_client import Control, connect
 from kernelproxy.common.ipc.framing import recv_message, send_message
 from kernelproxy.common.protocol import Message
@@ -300,7 +306,7 @@ class ProcessManager:
         try:
             answer = self._carry_out(order)
         except (SingError, OSError) as error:
-            reason = "busy" if isinstance(order, protocol.HoldRequests) else "failed"
+            reason: Reason = "busy" if isinstance(order, protocol.HoldRequests) else "failed"
             answer = protocol.Error(str(error), reason)
         except Exception as error:
             logger.exception("jupyter_sing: %s was not carried out", order.wire_kind)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kernelproxy.common.errors import InternalError, StoreError
+from kernelproxy.common.errors import InternalError, StoreError, StoreReason
 from kernelproxy.storage.manifest import Size
 from kernelproxy.storage.optional_deps import hash_of, zstandard
 
@@ -42,7 +42,7 @@ _SAMPLES, _SAMPLE_BYTES = 4, 16 << 10
 #: save this much: real redundancy (zeros, masks, integers) does, the exponents of weights do not.
 _WORTHWHILE = 0.75
 
-_REASONS = {
+_REASONS: dict[int, tuple[StoreReason, str]] = {
     errno.ENOSPC: ("full", "free some space, or delete checkpoints"),
     errno.EDQUOT: ("full", "free some space, or delete checkpoints"),
     errno.EFBIG: ("full", "raise the limit of file sizes"),
@@ -58,6 +58,7 @@ def store_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        reason: StoreReason
         reason, advice = _REASONS.get(error.errno or 0, ("failed", ""))
         where = f" ({error.filename})" if error.filename else ""
         text = f"Cannot {doing}: {error.strerror or error}{where}"

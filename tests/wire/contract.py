@@ -46,6 +46,7 @@ def _field(message: Any, name: str) -> str:
     (field,) = (each for each in dataclasses.fields(message) if each.name == name)
     # A message does not name the type of an object: test_views.py compares its fields.
     wire_type = re.sub(r"\b[A-Z]\w*View\b", "dict[str, Any]", str(field.type))
+    wire_type = re.sub(r"\bReason\b", "str", wire_type)
     if field.default is not dataclasses.MISSING:
         return f"{wire_type} = {field.default!r}"
     return f"{wire_type}{'' if field.default_factory is dataclasses.MISSING else ' = computed'}"

@@ -27,7 +27,7 @@ import typing
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from kernelproxy.common.errors import ProtocolError
 from kernelproxy.common.protocol import LARGE_BYTES_MAX, SMALL_BYTES_MAX, Message
@@ -161,6 +161,8 @@ def _has_type(value: object, hint: Any) -> bool:
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
         return any(_has_type(value, each) for each in typing.get_args(hint))
+    if origin is Literal:
+        return type(value) is str  # a newer peer may have further words
     if origin is list:
         (item,) = typing.get_args(hint)
         return isinstance(value, list) and all(_has_type(each, item) for each in value)

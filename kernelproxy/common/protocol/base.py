@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelproxy.common.errors import Reason
+
 SMALL_BYTES_MAX = 64 << 10
 LARGE_BYTES_MAX = 16 << 20
 
@@ -45,16 +47,12 @@ class Error(Message, kind="Error"):
     ----------
     message : str
         One user-facing sentence.
-    reason : str
-        One word: ``unknown-session``, ``ambiguous``, ``not-allowed``, ``no-room``,
-        ``unknown-device``, ``unknown-checkpoint``, ``already-attached``, ``ended``,
-        ``unavailable``, ``bad-request``, ``bad-policy``, ``stopping``, ``failed``, or that of a
-        `StoreError`; from the kernel host also ``unknown-kernel``, ``has-server``; set by the
-        client's `Control`: ``no-daemon``, ``timeout``.
+    reason : Reason
+        One word for programs.
     """
 
     message: str
-    reason: str
+    reason: Reason
     frame_bytes_max = 1 << 20
 
 
