@@ -85,7 +85,7 @@ def test_pairs_of_programs(measure: Measure) -> None:
         assert min(pair.alone, pair.turns, pair.packed) > 0
 
 
-def test_users_who_share_a_device(measure: Measure) -> None:
+def test_users_that_share_a_device(measure: Measure) -> None:
     results = measure("turns")
     assert results.turns is not None
     assert min(results.turns.equality.served) > 0
@@ -123,7 +123,7 @@ def test_the_page_has_all_of_it(measure: Measure) -> None:
 
 @pytest.mark.alone
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
-def test_cells_are_not_delayed_by_a_user_who_attacks(measure: Measure) -> None:
+def test_cells_are_not_delayed_by_a_hostile_user(measure: Measure) -> None:
     (attack,) = measure("hostile").hostile
     assert attack.count > 0
     assert attack.cells[2] < 0.05

@@ -82,7 +82,9 @@ def test_a_call_is_one_record_and_graphs_of_the_host_are_none(
     assert both[1]["graphs_of_the_host_stay_there"]["records"] == 0
 
 
-def test_what_cannot_be_shipped_is_said_once(both: tuple[Results, Results, str]) -> None:
+def test_a_graph_that_cannot_be_shipped_is_reported_once(
+    both: tuple[Results, Results, str],
+) -> None:
     said = [line for line in both[2].splitlines() if "torch.compile" in line]
     assert len(said) == 1
     assert said[0].startswith(NOTICE)

@@ -36,7 +36,7 @@ def test_almost_all_samples_pass(report: running.Report) -> None:
     assert report.passing >= 0.99
 
 
-def test_what_is_refused_is_listed_with_its_reason(report: running.Report) -> None:
+def test_refused_operators_are_listed_with_their_reason(report: running.Report) -> None:
     assert report.refusals == {}
     assert len(REFUSED) < 15
     assert all(REFUSED.values())

@@ -62,7 +62,7 @@ ASKING = [
     [("surface.py", "--leave-out", *ASKING), ("behaviours.py",)],
     ids=["surface", "behaviours"],
 )
-def test_it_is_not_used_under_a_session(
+def test_the_driver_is_not_used_under_a_session(
     driver: dict[str, str], run_program: RunProgram, program: tuple[str, ...]
 ) -> None:
     name, *arguments = program

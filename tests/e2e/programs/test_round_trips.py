@@ -28,7 +28,7 @@ def trips(
         yield json.loads(line)
 
 
-def test_what_is_read_or_printed_takes_one(trips: dict[str, float]) -> None:
+def test_a_read_or_printed_value_takes_one_round_trip(trips: dict[str, float]) -> None:
     reads = {name: count for name, count in trips.items() if not name.endswith(TOKEN)}
     assert {"item", "tolist", "repr", "repr of 200 x 200", "format"} <= set(reads)
     assert reads == dict.fromkeys(reads, 1)

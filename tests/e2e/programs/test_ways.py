@@ -29,7 +29,7 @@ def lines(
         yield [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def test_what_a_software_device_cannot_execute_is_listed(lines: list[dict[str, Any]]) -> None:
+def test_operators_missing_on_software_devices_are_listed(lines: list[dict[str, Any]]) -> None:
     found = {line["name"].removeprefix("aten::"): line for line in lines if "way" in line}
     assert len(found) > 1000
     missing = {name for name, line in found.items() if not line["executes"]}

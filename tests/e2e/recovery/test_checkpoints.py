@@ -80,7 +80,7 @@ def listed() -> list[dict[str, Any]]:
     return list(json.loads(done.stdout)["checkpoints"])
 
 
-def test_it_comes_back_though_everything_was_killed() -> None:
+def test_a_checkpoint_is_restored_after_all_processes_were_killed() -> None:
     with kernel() as notebook:
         notebook.run(NOTEBOOK)
         text = said(notebook, "%sing checkpoint mine")
@@ -239,7 +239,7 @@ def size_of(directory: Path) -> int:
     return sum(each.stat().st_blocks * 512 for each in directory.rglob("*") if each.is_file())
 
 
-def test_what_is_no_good_is_refused_and_changes_nothing(data: Path) -> None:
+def test_a_bad_checkpoint_is_refused_and_changes_nothing(data: Path) -> None:
     with kernel() as notebook:
         notebook.run(NOTEBOOK)
         said(notebook, "%sing checkpoint mine")
@@ -268,7 +268,7 @@ def test_what_is_no_good_is_refused_and_changes_nothing(data: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["kernel", "worker", "agent"])
-def test_it_exists_whole_or_not_at_all(victim: str, data: Path) -> None:
+def test_a_checkpoint_is_atomic(victim: str, data: Path) -> None:
     with kernel() as notebook:
         notebook.run(NOTEBOOK)
         notebook.run("weights = torch.rand(16 << 20, device='cuda'); torch.cuda.synchronize()")
@@ -293,7 +293,7 @@ def test_it_exists_whole_or_not_at_all(victim: str, data: Path) -> None:
             assert said(notebook, "print(weights.numel(), len(losses))") == f"{16 << 20} 7"
 
 
-def test_a_notebook_goes_on_while_it_is_put_away(tmp_path: Path) -> None:
+def test_a_notebook_continues_while_it_is_saved(tmp_path: Path) -> None:
     """The checkpoint is of one moment, though the notebook changes its tensors meanwhile."""
     with kernel() as notebook:
         notebook.run(

@@ -463,7 +463,7 @@ def told(what: object) -> Iterator[None]:
         raise
 
 
-def test_whoever_was_killed_everything_comes_back(world: World) -> None:
+def test_any_process_may_be_killed_and_everything_recovers(world: World) -> None:
     check_that_all_come_back(world, SOME)
 
 
@@ -487,7 +487,7 @@ def check_that_all_come_back(world: World, combinations: Sequence[tuple[str, ...
             world.wait_for_order()
 
 
-def test_who_is_killed_while_notebooks_are_restored_costs_that_restoration_at_most(
+def test_a_process_killed_during_restores_costs_that_restore_at_most(
     world: World,
 ) -> None:
     for victims in (("worker",), ("agent",)):

@@ -160,9 +160,7 @@ def test_a_kernel_goes_and_comes_and_its_client_keeps_what_it_has(
 
 
 @each_form
-def test_what_is_typed_and_interrupted_reaches_the_process_that_is_there(
-    daemon: FakeDaemon, tmp_path: Path
-) -> None:
+def test_input_and_interrupts_reach_the_current_process(daemon: FakeDaemon, tmp_path: Path) -> None:
     with tended(daemon, tmp_path) as one:
         one.revive(one.hibernate())
         client = one.notebook.client
@@ -178,7 +176,7 @@ def test_what_is_typed_and_interrupted_reaches_the_process_that_is_there(
             assert one.notebook.finish(cell).error == "KeyboardInterrupt"
 
 
-def test_a_process_that_cannot_be_saved_goes_on(
+def test_a_process_that_cannot_be_saved_continues(
     daemon: FakeDaemon, runtime_dir: Path, tmp_path: Path
 ) -> None:
     with tended(daemon, tmp_path) as one:
@@ -224,7 +222,9 @@ def test_an_earlier_process_takes_the_place_of_the_present_one(
     assert daemon.requests[-1] == protocol.CloseSession("s4")
 
 
-def test_one_that_may_not_take_the_place_is_ended(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_a_process_not_allowed_to_replace_the_kernel_is_ended(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
     with tended(daemon, tmp_path) as one:
         images = one.save(leave_running=True)
         one.notebook.run("later = 1")
@@ -236,7 +236,7 @@ def test_one_that_may_not_take_the_place_is_ended(daemon: FakeDaemon, tmp_path: 
         assert one.notebook.run("print(later)").stdout == "1\n"
 
 
-def test_one_that_was_promised_the_place_takes_it_though_the_agent_has_died(
+def test_an_accepted_replacement_completes_although_the_agent_has_died(
     daemon: FakeDaemon, tmp_path: Path
 ) -> None:
     with tended(daemon, tmp_path) as one:
@@ -258,9 +258,7 @@ def test_one_that_was_promised_the_place_takes_it_though_the_agent_has_died(
     assert daemon.requests[-1] == protocol.CloseSession("s2")
 
 
-def test_one_that_was_promised_nothing_ends_with_the_agent(
-    daemon: FakeDaemon, tmp_path: Path
-) -> None:
+def test_a_replacement_not_accepted_ends_with_the_agent(daemon: FakeDaemon, tmp_path: Path) -> None:
     with tended(daemon, tmp_path) as one:
         images = one.save(leave_running=True)
         one.notebook.run("later = 1")
@@ -299,7 +297,7 @@ def test_a_hibernating_kernel_is_restarted(daemon: FakeDaemon, tmp_path: Path) -
         assert one.notebook.run("print(next(counter))").stdout == "1\n"
 
 
-def test_the_next_agent_is_told_who_waits(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_the_next_agent_receives_the_waiting_process(daemon: FakeDaemon, tmp_path: Path) -> None:
     with tended(daemon, tmp_path) as one:
         images = one.hibernate()
         cell = one.notebook.begin("print(next(counter))")
@@ -332,7 +330,9 @@ def test_requests_go_through_though_the_agent_has_died(daemon: FakeDaemon, tmp_p
         one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
 
 
-def test_a_hibernating_kernel_ends_when_nobody_knows_it(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_a_hibernating_kernel_without_an_agent_that_knows_it_ends(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
     with tended(daemon, tmp_path) as one:
         one.hibernate()
         daemon.forgotten = True
@@ -349,7 +349,7 @@ def test_a_dead_kernel_is_dead(daemon: FakeDaemon, tmp_path: Path) -> None:
         assert ended == 7
 
 
-def test_it_works_in_an_event_loop(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_the_process_manager_works_in_an_event_loop(daemon: FakeDaemon, tmp_path: Path) -> None:
     asyncio.run(_in_an_event_loop(daemon, tmp_path))
 
 

@@ -189,7 +189,7 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
             made.close()
 
 
-def test_the_cell_goes_on_when_the_process_was_saved(notebook: Notebook) -> None:
+def test_the_cell_continues_after_the_process_was_saved(notebook: Notebook) -> None:
     cell = notebook.kernel.begin("x = 1\n%sing checkpoint mine\nx += 1\nprint(x)")
     said = notebook.leave()
     for each in Path(f"/proc/{notebook.pid}/fd").iterdir():
@@ -260,7 +260,7 @@ def save(notebook: Notebook) -> None:
     notebook.kernel.finish(cell)
 
 
-def test_who_is_replaced_executes_nothing_more(notebook: Notebook, tmp_path: Path) -> None:
+def test_a_replaced_process_executes_nothing_more(notebook: Notebook, tmp_path: Path) -> None:
     save(notebook)
     ran = notebook.kernel.run("x = 2\n%sing restore mine\nprint(x)")
     expected = ["Restored 1 variable from mine, with the process", "2"]

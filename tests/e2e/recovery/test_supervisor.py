@@ -67,7 +67,7 @@ def test_torch_is_imported_under_another_agent_than_the_kernel_began_with() -> N
         assert (ran.stdout, ran.stderr) == ("3.0\n", "")
 
 
-def test_who_waits_for_the_next_agent_can_be_interrupted() -> None:
+def test_waiting_for_the_next_agent_can_be_interrupted() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(3, device='cuda')\na.tolist()")
         worker = wait_for_session(lambda found: found["worker_pid"] is not None)["worker_pid"]
@@ -84,7 +84,7 @@ def test_who_waits_for_the_next_agent_can_be_interrupted() -> None:
         assert notebook.run("print(a.tolist())").stdout == "[1.0, 1.0, 1.0]\n"
 
 
-def test_without_agent_and_keeper_a_kernel_keeps_its_python() -> None:
+def test_without_agent_and_supervisor_a_kernel_keeps_its_python() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(3, device='cuda')\nmine = a.sum().item()")
         worker = wait_for_session(lambda found: found["worker_pid"] is not None)["worker_pid"]

@@ -21,7 +21,7 @@ def sing(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "jupyter_sing.cli", *arguments], check=True)
 
 
-def test_a_quota_that_is_lowered_binds_is_named_and_locks_nobody_out(
+def test_a_lowered_quota_binds_is_named_and_locks_no_session_out(
     monkeypatch: pytest.MonkeyPatch, runtime_dir: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")

@@ -80,7 +80,7 @@ def test_a_training_whose_worker_is_stopped_or_killed_lets_others_go_first(how: 
     check_is_plain(1, STEPS, here)
 
 
-def test_a_program_that_is_stopped_gives_its_device_and_goes_on_later() -> None:
+def test_a_stopped_program_yields_its_device_and_continues_later() -> None:
     with ExitStack() as stack:
         first, second = (stack.enter_context(program(seed, proxied=True)) for seed in (1, 2))
         for each in (first, second):
@@ -111,7 +111,7 @@ def test_a_program_that_is_killed_leaves_its_device() -> None:
     check_is_plain(2, FEW, there)
 
 
-def test_a_notebook_that_is_stopped_in_mid_cell_gives_its_device_and_goes_on_later() -> None:
+def test_a_notebook_stopped_in_mid_cell_yields_its_device_and_continues_later() -> None:
     with kernel() as first, kernel() as second:
         cell = first.begin(CELL)
         assert first.finish(cell, lambda ran: "begun" in ran.stdout).stdout == "begun\n"

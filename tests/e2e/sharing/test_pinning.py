@@ -20,7 +20,7 @@ def _sing(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None:
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
 
 
-def test_a_pinned_notebook_stays_and_who_waits_for_it_is_told() -> None:
+def test_a_pinned_notebook_stays_and_waiters_see_the_reason() -> None:
     with kernel() as second, kernel() as first:
         second.run(FILL.format(200))
         wait_for_sessions(lambda found: any(each["state"] == "suspended" for each in found))

@@ -60,7 +60,7 @@ def test_trainings_that_take_turns_on_a_device_lose_no_bit() -> None:
             assert plain.train(done) == answer
 
 
-def test_who_waits_for_a_turn_is_told_its_place_and_for_how_long() -> None:
+def test_a_waiting_session_shows_its_place_and_expected_wait() -> None:
     with ExitStack() as stack:
         trainers = [
             stack.enter_context(program(seed, proxied=True, device="cpu:0")) for seed in (1, 2)

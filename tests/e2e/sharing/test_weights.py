@@ -129,7 +129,7 @@ def chunks(store: Path) -> dict[str, int]:
     return found
 
 
-def test_what_did_not_change_is_not_written_to_disk_again(soon_cold: Path) -> None:
+def test_unchanged_weights_are_not_written_to_disk_again(soon_cold: Path) -> None:
     with weights() as started:
         inference(started)
         go_cold(started)

@@ -94,7 +94,7 @@ def test_the_record_says_what_sessions_have_done(toy_host: StartHost) -> None:
     assert {each["name"] for each in reply.activity["events"]} == {"mine"}
 
 
-def test_who_waits_is_counted(toy_host: StartHost) -> None:
+def test_waiting_sessions_are_counted(toy_host: StartHost) -> None:
     host = toy_host("cpu:256MiB@1", engine={}, idle_timeout=0)
     one, other = host.client("one"), host.client("other")
     for each in (one, other):
@@ -113,7 +113,7 @@ def test_who_waits_is_counted(toy_host: StartHost) -> None:
     assert "queued" in changes(other.session)
 
 
-def test_the_record_goes_on_when_the_agent_was_killed(toy_host: StartHost) -> None:
+def test_the_record_continues_after_the_agent_was_killed(toy_host: StartHost) -> None:
     host = toy_host(**SETTINGS)
     client, resting = host.client("mine"), host.client("resting")
     host.work(client, MIB)

@@ -153,7 +153,7 @@ def test_a_held_session_waits_for_the_next_cell(toy_host: StartHost) -> None:
         assert client.read() == client.state
 
 
-def test_in_the_middle_of_a_cell_it_says_who_paused_it_and_whatever_is_run_resumes_it(
+def test_a_session_paused_in_mid_cell_names_the_user_and_resumes_on_any_run(
     toy_host: StartHost,
 ) -> None:
     host = toy_host()
@@ -452,7 +452,7 @@ def test_a_session_has_one_kernel(toy_host: StartHost) -> None:
     assert refused.value.reason == "already-attached"
 
 
-def test_a_kernel_with_another_torch_is_told_so(toy_host: StartHost) -> None:
+def test_a_kernel_with_another_torch_gets_an_error(toy_host: StartHost) -> None:
     host = toy_host()
     session = host.open()
     with pytest.raises(ControlError, match=r"has torch 2.11.0, its environment 2.13.0\+toy"):
@@ -462,14 +462,14 @@ def test_a_kernel_with_another_torch_is_told_so(toy_host: StartHost) -> None:
         assert client.read() == client.state
 
 
-def test_an_environment_without_a_zygote_is_told_at_once(toy_host: StartHost) -> None:
+def test_an_environment_without_a_zygote_is_refused_at_once(toy_host: StartHost) -> None:
     host = toy_host(zygote_command=["-c", "import sys; sys.exit('no torch')"])
     with pytest.raises(ControlError, match="could not start workers") as refused:
         ToyClient(host.open())
     assert refused.value.reason == "unavailable"
 
 
-def test_who_waits_for_a_compilation_is_told_how_far_it_is(
+def test_a_compilation_reports_its_progress(
     toy_host: StartHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gate = tmp_path / "gate"
@@ -508,7 +508,7 @@ def test_who_waits_for_a_compilation_is_told_how_far_it_is(
 
 
 @pytest.mark.parametrize("said", ["'2.13', 59, 58", "'2.13\\x1b[2J', 1, 2", "'', -1, 2"])
-def test_what_a_zygote_compiles_is_not_believed_blindly(toy_host: StartHost, said: str) -> None:
+def test_reports_of_a_zygote_are_validated(toy_host: StartHost, said: str) -> None:
     claims = (
         "import socket, sys\n"
         "from kernelproxy.common.ipc import framing as frames\n"
@@ -521,7 +521,7 @@ def test_what_a_zygote_compiles_is_not_believed_blindly(toy_host: StartHost, sai
         ToyClient(host.open())
 
 
-def test_a_missing_interpreter_is_told_at_once(toy_host: StartHost) -> None:
+def test_a_missing_interpreter_is_refused_at_once(toy_host: StartHost) -> None:
     host = toy_host()
     host.call(Prepare("/nonexistent/python"))
     with agent_client.connect(start=False) as connection:

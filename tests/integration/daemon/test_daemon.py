@@ -53,13 +53,13 @@ def daemon_pid() -> int:
         return connection.daemon_pid
 
 
-def test_none_is_started_for_who_does_not_want_it(runtime_dir: Path) -> None:
+def test_no_daemon_is_started_unless_requested(runtime_dir: Path) -> None:
     with pytest.raises(ControlError, match="No jupyter_sing daemon is running") as error:
         agent_client.connect(start=False)
     assert error.value.reason == "no-daemon"
 
 
-def test_it_starts_at_first_need_and_is_nobodys_child(runtime_dir: Path) -> None:
+def test_a_daemon_starts_at_first_need_and_is_detached(runtime_dir: Path) -> None:
     with agent_client.connect() as connection:
         reply = connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS)
     assert [each["id"] for each in reply.devices] == ["cpu:0", "cpu:1"]
@@ -68,13 +68,13 @@ def test_it_starts_at_first_need_and_is_nobodys_child(runtime_dir: Path) -> None
     assert (runtime_dir / paths.SOCKET_NAME).stat().st_mode & 0o777 == 0o600
 
 
-def test_many_who_start_it_at_once_get_the_same_one(runtime_dir: Path) -> None:
+def test_simultaneous_starts_yield_one_daemon(runtime_dir: Path) -> None:
     processes = [ask_in_a_process() for _ in range(6)]
     pids = {process.communicate()[0] for process in processes}
     assert pids == {f"{daemon_pid()}\n"}
 
 
-def test_it_leaves_when_it_has_had_no_session_for_a_while(
+def test_a_daemon_without_sessions_exits_after_a_while(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_LINGER", "0.2")
@@ -86,7 +86,7 @@ def test_it_leaves_when_it_has_had_no_session_for_a_while(
         connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS)
 
 
-def test_it_stays_while_somebody_is_connected(
+def test_a_daemon_stays_while_a_client_is_connected(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_LINGER", "0.05")
@@ -187,7 +187,7 @@ def test_a_second_one_is_refused(runtime_dir: Path) -> None:
     assert "runs in" in done.stderr
 
 
-def test_one_in_the_foreground_ends_by_a_signal(runtime_dir: Path) -> None:
+def test_a_foreground_daemon_ends_by_a_signal(runtime_dir: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "kernelproxy.agent", "--foreground"],
         stderr=subprocess.PIPE,
@@ -209,7 +209,7 @@ def test_one_in_the_foreground_ends_by_a_signal(runtime_dir: Path) -> None:
         ("JUPYTER_SING_IDLE_TIMEOUT", "soon", "not a number of seconds"),
     ],
 )
-def test_one_that_cannot_start_says_why(
+def test_a_daemon_that_cannot_start_shows_the_reason(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -224,7 +224,7 @@ def test_a_kernel_never_starts_one(runtime_dir: Path, monkeypatch: pytest.Monkey
         agent_client.connect()
 
 
-def test_one_that_does_not_answer_is_not_waited_for_for_ever(
+def test_an_unresponsive_daemon_times_out(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket(socket.AF_UNIX) as mute:
@@ -292,7 +292,7 @@ def test_a_zygote_that_no_session_uses_ends_though_others_come_and_go(
     assert lives(used)
 
 
-def test_without_descriptors_the_agent_pauses_and_ends_nobody(toy_host, tmp_path: Path) -> None:
+def test_without_descriptors_the_agent_pauses_and_ends_no_session(toy_host, tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
     log.touch()
     host: ToyHost = toy_host(log=str(log))
@@ -379,7 +379,7 @@ def test_nothing_stays_of_sessions_that_have_closed(toy_host, tmp_path: Path) ->
     assert kept.read() == kept.state
 
 
-def test_a_limit_on_file_sizes_is_named_to_who_meets_it(toy_host) -> None:
+def test_a_limit_on_file_sizes_is_named_in_the_error(toy_host) -> None:
     host: ToyHost = toy_host()
     client = host.client()
     host.work(client)

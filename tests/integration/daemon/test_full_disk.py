@@ -77,7 +77,7 @@ def test_whatever_dies_on_a_full_disk_nothing_is_lost(
         assert each.read() == each.state
 
 
-def test_what_a_full_disk_has_no_room_for_is_refused(
+def test_a_write_to_a_full_disk_is_refused(
     mount: Callable[[str], Path], toy_host: StartHost
 ) -> None:
     disk = mount("data")

@@ -55,7 +55,7 @@ def held_up(agent: OneKernelAgent, process: Process) -> SessionMemory:
     return memory
 
 
-def test_it_waits_for_the_worker(agent: OneKernelAgent, process: Process) -> None:
+def test_a_full_log_waits_for_the_worker(agent: OneKernelAgent, process: Process) -> None:
     memory = held_up(agent, process)
     # Some are executed by then: a closed gate takes effect only at the worker's next check.
     assert AHEAD_MAX / 2 < ahead(memory) <= AHEAD_MAX
@@ -78,7 +78,7 @@ def test_an_interrupt_finds_it_at_once_and_leaves_little_to_do(
     )  # fmt: skip
 
 
-def test_it_can_leave_and_join_meanwhile(agent: OneKernelAgent, process: Process) -> None:
+def test_a_waiting_client_can_detach_and_reattach(agent: OneKernelAgent, process: Process) -> None:
     memory = held_up(agent, process)
     said = agent.leave()
     assert isinstance(said, Left), said

@@ -154,7 +154,7 @@ class NoKeeper:
     def drop(self, session: str) -> None: ...
 
 
-def test_what_is_anothers(
+def test_sessions_of_other_users_are_refused(
     toy_host: StartHost, session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two users at one daemon, which knows them by their peer credentials."""

@@ -73,7 +73,7 @@ class FrontEnd:
         self.until(is_seen)
 
 
-def test_each_change_is_told_to_all_who_watch(toy_host: StartHost) -> None:
+def test_each_change_reaches_all_subscribers(toy_host: StartHost) -> None:
     host = toy_host(TWO, idle_timeout=0, **ENGINE)
     with FrontEnd() as one, FrontEnd() as other:
         assert one.sessions == {}
@@ -110,7 +110,7 @@ def test_each_change_is_told_to_all_who_watch(toy_host: StartHost) -> None:
         assert set(other.sessions) == {neighbour.session}
 
 
-def test_who_watches_one_session_hears_of_no_other(toy_host: StartHost) -> None:
+def test_a_subscriber_of_one_session_receives_no_other(toy_host: StartHost) -> None:
     host = toy_host(idle_timeout=0, **ENGINE)
     mine, other = host.client("mine"), host.client("other")
     with FrontEnd("mine") as watcher:
@@ -125,7 +125,7 @@ def test_who_watches_one_session_hears_of_no_other(toy_host: StartHost) -> None:
         FrontEnd("nobody")
 
 
-def test_memory_is_told_while_a_cell_runs(toy_host: StartHost) -> None:
+def test_memory_is_reported_while_a_cell_runs(toy_host: StartHost) -> None:
     host = toy_host(idle_timeout=0, **ENGINE)
     client = host.client()
     with FrontEnd() as watcher, client.cell():
@@ -153,7 +153,9 @@ def test_the_next_agent_is_watched_when_one_was_killed(toy_host: StartHost) -> N
         watcher.sees(client.session, state="suspended")
 
 
-def test_who_does_not_read_holds_up_nobody_and_the_daemon_leaves(toy_host: StartHost) -> None:
+def test_a_subscriber_that_does_not_read_delays_no_other_and_the_daemon_exits(
+    toy_host: StartHost,
+) -> None:
     host = toy_host(linger=0.1, idle_timeout=0, **ENGINE)
     session = host.open()
     with agent_client.connect(start=False) as connection:
@@ -168,7 +170,7 @@ def test_who_does_not_read_holds_up_nobody_and_the_daemon_leaves(toy_host: Start
         host.process.wait(WAIT_SECONDS)  # a subscriber does not keep it alive
 
 
-def test_what_has_changed_while_nobody_watched_is_known(toy_host: StartHost) -> None:
+def test_changes_without_subscribers_are_known_later(toy_host: StartHost) -> None:
     host = toy_host(idle_timeout=0, **ENGINE)
     client = host.client()
     with FrontEnd() as watcher:

@@ -161,7 +161,7 @@ MOMENT_SETTINGS = {"log_bytes": 1 << 14, "log_budget": 1 << 12}
 
 
 @pytest.mark.slow
-def test_it_may_die_between_any_two_moments(toy_host: StartHost, tmp_path: Path) -> None:
+def test_the_agent_may_die_between_any_two_steps(toy_host: StartHost, tmp_path: Path) -> None:
     moments = tmp_path / "moments"
     host = toy_host(moments=str(moments), **MOMENT_SETTINGS)
     scenario(host)
@@ -230,7 +230,7 @@ def test_an_opened_session_is_not_opened_twice(toy_host: StartHost) -> None:
             assert client.read() == client.state
 
 
-def test_those_who_waited_for_room_still_wait_in_line(toy_host: StartHost) -> None:
+def test_sessions_that_waited_for_memory_keep_their_places(toy_host: StartHost) -> None:
     host = toy_host("cpu:256MiB")
     first, second, third = (host.client(name) for name in ("first", "second", "third"))
     for client in (second, third, first):
@@ -356,7 +356,7 @@ def test_a_session_whose_device_is_gone_says_so(toy_host: StartHost) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_keeper_is_replaced_and_knows_everything(toy_host: StartHost) -> None:
+def test_a_killed_supervisor_is_replaced_and_knows_everything(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
     host.work(client)
@@ -380,7 +380,7 @@ def keeps(keeper: int, count: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_keeper_that_hangs_is_replaced(toy_host: StartHost) -> None:
+def test_a_hung_supervisor_is_replaced(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
     host.work(client)
@@ -458,7 +458,7 @@ def test_a_zygote_that_is_killed_before_it_is_ready_is_replaced(toy_host: StartH
     assert kills.read_text() == "-1"
 
 
-def test_nobody_starts_a_second_daemon_while_there_is_no_agent(toy_host: StartHost) -> None:
+def test_no_second_daemon_starts_while_there_is_no_agent(toy_host: StartHost) -> None:
     host = toy_host()
     keeper, agent = host.keeper_pid(), host.agent_pid()
     os.kill(keeper, signal.SIGSTOP)
@@ -492,7 +492,7 @@ def test_nobody_starts_a_second_daemon_while_there_is_no_agent(toy_host: StartHo
 
 
 @pytest.mark.slow
-def test_sessions_that_end_leave_nothing_with_the_keeper(toy_host: StartHost) -> None:
+def test_ended_sessions_leave_nothing_with_the_supervisor(toy_host: StartHost) -> None:
     host = toy_host()
     with ToyClient(host.open()) as client:
         host.work(client)
@@ -520,7 +520,7 @@ def test_sessions_that_end_leave_nothing_with_the_keeper(toy_host: StartHost) ->
 
 
 @pytest.mark.parametrize("spare", [None, 0, 2, 3])
-def test_a_keeper_without_descriptors_keeps_all_sessions(
+def test_a_supervisor_without_descriptors_keeps_all_sessions(
     toy_host: StartHost, tmp_path: Path, spare: int | None
 ) -> None:
     log = tmp_path / "agent.log"

@@ -208,7 +208,7 @@ with control.connect() as watching, control.connect() as asking:
 """
 
 
-def test_who_watches_sees_of_others_what_all_may_see(machine: Machine, gate: Path) -> None:
+def test_a_subscriber_sees_only_public_facts_of_other_users(machine: Machine, gate: Path) -> None:
     runs = {uid: train(machine, uid, gate) for uid in (ALICE, BOB)}
     for run in runs.values():
         begun(run)
@@ -249,7 +249,7 @@ def test_sessions_of_all_users_outlive_the_agent(
     assert "the next one takes 2 sessions" in machine.log()
 
 
-def test_who_kills_his_own_worker_harms_nobody_else(
+def test_killing_an_own_worker_harms_no_other_user(
     machine: Machine, gate: Path, plainly: dict[int, str]
 ) -> None:
     runs = {uid: train(machine, uid, gate) for uid in (ALICE, BOB)}
@@ -355,7 +355,7 @@ with control.connect() as daemon:
 """
 
 
-def test_a_bad_interpreter_is_executed_by_its_user_and_holds_nobody_up(
+def test_a_bad_interpreter_runs_as_its_user_and_delays_no_other(
     machine: Machine, gate: Path, plainly: dict[int, str]
 ) -> None:
     home = Path(machine.environment(ALICE)["HOME"])
@@ -404,7 +404,7 @@ with control.connect() as daemon:
 """
 
 
-def test_the_daemon_kills_nobody_for_a_user(machine: Machine) -> None:
+def test_the_daemon_kills_no_foreign_process_for_a_user(machine: Machine) -> None:
     victim = machine.start(BOB, "-c", "import time; print('up', flush=True); time.sleep(100000)")
     assert victim.stdout is not None
     victim.stdout.readline()
@@ -467,7 +467,7 @@ print("full", flush=True)
 HANGING = "import signal\nsignal.pause()\n"
 
 
-def test_nobody_keeps_others_from_being_served(machine: Machine) -> None:
+def test_no_user_keeps_others_from_being_served(machine: Machine) -> None:
     crowd = machine.start(ALICE, "-c", CROWD)
     assert finish(crowd).split() == ["64", "full"]
     hanging = machine.start(ALICE, "-c", CROWD + HANGING)

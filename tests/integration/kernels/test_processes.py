@@ -161,7 +161,7 @@ def test_a_restored_kernel_is_woken_interrupted_and_saved_again(form: Form, tmp_
         assert last.run(STEP, "state")[:2] == [42, 3]
 
 
-def test_a_process_that_cannot_be_saved_goes_on(form: Form, tmp_path: Path) -> None:
+def test_a_process_that_cannot_be_saved_continues(form: Form, tmp_path: Path) -> None:
     outside = socket.socket(socket.AF_UNIX)
     outside.bind(str(tmp_path / "socket"))
     outside.listen()

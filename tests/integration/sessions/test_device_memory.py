@@ -95,7 +95,7 @@ def test_a_running_session_waits_for_what_busy_neighbours_have(toy_host: StartHo
     assert first.read() == first.state
 
 
-def test_who_gives_up_waiting_for_memory_needs_no_more_than_it_has(toy_host: StartHost) -> None:
+def test_a_cancelled_wait_for_memory_needs_no_more_than_it_has(toy_host: StartHost) -> None:
     host = toy_host("cpu:256MiB")
     first, second = host.client("first"), host.client("second")
     host.work(first, 150 * MIB)
@@ -124,7 +124,7 @@ def test_memory_that_was_granted_and_taken_back_is_asked_for_again(toy_host: Sta
     assert client.agent.refused_sequence == client.page.want_sequence
 
 
-def test_who_asks_while_a_neighbour_is_being_attended_to_is_not_denied_for_that(
+def test_a_request_during_a_neighbours_reconciliation_is_not_denied(
     toy_host: StartHost,
 ) -> None:
     host = toy_host("cpu:256MiB")

@@ -92,9 +92,7 @@ def test_a_stopped_worker_gives_way(start: Start, tmp_path: Path) -> None:
     wait_until(lambda: said("first", "was stopped by a signal while others waited for 1 s"))
 
 
-def test_a_stopped_worker_that_nobody_else_waits_for_is_rebuilt(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_stopped_worker_without_waiters_is_rebuilt(start: Start, tmp_path: Path) -> None:
     host = start(still_seconds=0.1)
     client = host.client("alone")
     client.append(f"wait {tmp_path / 'go-on'}")

@@ -22,7 +22,7 @@ TWO = "cpu:256MiB@1,cpu:256MiB@1"
 StartHost = Callable[..., ToyHost]
 
 
-def test_a_session_goes_on_where_it_was_moved_to(toy_host: StartHost) -> None:
+def test_a_session_continues_on_the_device_it_migrated_to(toy_host: StartHost) -> None:
     host = toy_host(TWO)
     client = host.client(device="cpu:0")
     before = host.work(client, 10 * MIB)
@@ -81,7 +81,7 @@ def test_a_queued_session_finds_room_on_another_device(toy_host: StartHost) -> N
         assert host.session(second)["device"] == "cpu:1"
 
 
-def test_where_there_is_no_room_nothing_moves(toy_host: StartHost) -> None:
+def test_a_migration_without_free_memory_is_refused(toy_host: StartHost) -> None:
     host = toy_host(TWO)
     first, second = host.client(device="cpu:0"), host.client(device="cpu:1")
     for client in (first, second):
@@ -107,7 +107,7 @@ def test_an_unknown_device_is_refused(toy_host: StartHost) -> None:
         host.call(MigrateRequest(host.open(), "cpu:7"))
 
 
-def test_a_program_that_goes_on_loses_no_step(toy_host: StartHost) -> None:
+def test_a_running_program_loses_no_step(toy_host: StartHost) -> None:
     host = toy_host(TWO)
     client = host.client(device="cpu:0")
     done = threading.Event()

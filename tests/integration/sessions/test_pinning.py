@@ -54,7 +54,7 @@ def test_a_pinned_session_is_not_suspended_for_idleness(toy_host: StartHost) -> 
 
 
 @pytest.mark.parametrize("settings", [SHORT, {}], ids=["engine", "everybody"])
-def test_nobody_takes_the_memory_of_a_pinned_session(
+def test_the_memory_of_a_pinned_session_is_not_taken(
     toy_host: StartHost, settings: dict[str, object]
 ) -> None:
     host = toy_host("cpu:256MiB@1", **settings)
@@ -92,7 +92,7 @@ def test_a_kernel_that_is_restarted_is_pinned_still(toy_host: StartHost) -> None
         assert (found["pinned"], found["priority"]) == (pinned, level)
 
 
-def test_what_a_pinned_session_does_not_use_is_for_others(toy_host: StartHost) -> None:
+def test_memory_a_pinned_session_does_not_use_is_available(toy_host: StartHost) -> None:
     host = toy_host("cpu:256MiB@1", **SHORT)
     pinned, other = host.client("pinned"), host.client("other")
     assert pinned.want(192 * MIB)

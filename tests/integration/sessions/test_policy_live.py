@@ -109,7 +109,7 @@ others: {admitted: false}
 # -------------------------------------------------------------------- applying
 
 
-def test_it_is_said_whom_it_affects_and_no_cell_is_disturbed(
+def test_a_policy_names_the_affected_users_and_disturbs_no_cell(
     toy_host: StartHost, tmp_path: Path
 ) -> None:
     host = toy_host(**ENGINE)
@@ -166,7 +166,7 @@ def test_a_promise_that_cannot_be_kept_is_said_wherever_it_is_decided(toy_host: 
     assert "promises" not in host.session(second)["reason"]
 
 
-def test_what_is_no_policy_or_not_here_changes_nothing(toy_host: StartHost) -> None:
+def test_an_invalid_or_missing_policy_changes_nothing(toy_host: StartHost) -> None:
     host = toy_host(**ENGINE)
     apply(host, LAB)
     for wrong, why in (
@@ -207,7 +207,7 @@ def test_the_command_line_says_what_it_means_here(
 # -------------------------------------------------------------------- outliving daemons
 
 
-def test_it_holds_when_the_agent_was_killed_and_for_the_next_daemon(toy_host: StartHost) -> None:
+def test_a_policy_outlives_the_agent_and_the_daemon(toy_host: StartHost) -> None:
     host = toy_host(**ENGINE)
     ada = host.client(user="ada")
     host.work(ada)
@@ -265,7 +265,7 @@ def test_a_daemon_whose_policy_cannot_be_read_says_so(
         ((50.0, 80.0), (float("inf"), float("inf")), (50.0, 80.0)),
     ],
 )
-def test_what_was_asked_for_can_be_shorter_than_what_is_allowed(
+def test_a_requested_timeout_may_be_shorter_than_the_policys(
     asked: tuple[float | None, float],
     allowed: tuple[float | None, float | None],
     found: tuple[float, float],
@@ -304,7 +304,7 @@ def test_disk_is_for_each_user(toy_host: StartHost) -> None:
 # -------------------------------------------------------------------- limits of the scheduler
 
 
-def test_who_may_have_one_device_waits_for_it_with_another_one_free(
+def test_a_user_at_the_device_quota_waits_although_a_device_is_free(
     toy_host: StartHost, tmp_path: Path
 ) -> None:
     host = toy_host("cpu:1GiB@1,cpu:1GiB@1", **ENGINE)
@@ -342,7 +342,7 @@ def test_a_cell_that_has_given_its_device_back_is_not_running(toy_host: StartHos
         assert host.when(second, "idle")
 
 
-def test_a_quota_that_is_raised_lets_who_waited_go_on(toy_host: StartHost, tmp_path: Path) -> None:
+def test_a_raised_quota_lets_waiting_sessions_continue(toy_host: StartHost, tmp_path: Path) -> None:
     host = toy_host("cpu:1GiB@1,cpu:1GiB@1", **ENGINE)
     apply(host, "defaults: {quotas: {devices: 1}}")
     first, second = host.client(user="ada"), host.client(user="ada")
@@ -357,7 +357,7 @@ def test_a_quota_that_is_raised_lets_who_waited_go_on(toy_host: StartHost, tmp_p
     assert first.read() == first.state
 
 
-def test_who_is_not_admitted_may_open_a_session_and_is_told(toy_host: StartHost) -> None:
+def test_a_user_not_admitted_may_open_a_session_and_sees_the_reason(toy_host: StartHost) -> None:
     host = toy_host(**ENGINE)
     apply(host, f"{LAB}\nothers: {{admitted: false}}")
     eve, ada = host.client(user="eve"), host.client(user="ada")
@@ -376,7 +376,7 @@ def test_who_is_not_admitted_may_open_a_session_and_is_told(toy_host: StartHost)
     assert eve.read() == eve.state
 
 
-def test_who_is_not_admitted_any_more_is_told_while_it_waits(toy_host: StartHost) -> None:
+def test_a_user_no_longer_admitted_sees_the_reason_while_waiting(toy_host: StartHost) -> None:
     """Nothing of its state is lost: it continues when it is admitted, also under another agent."""
     host = toy_host(**ENGINE)
     eve, ada = host.client(user="eve"), host.client(user="ada")
@@ -396,7 +396,7 @@ def test_who_is_not_admitted_any_more_is_told_while_it_waits(toy_host: StartHost
     assert eve.read() == eve.state
 
 
-def test_a_guarantee_is_kept_and_those_who_borrow_lose_nothing(
+def test_a_guarantee_is_kept_and_borrowers_lose_nothing(
     toy_host: StartHost, tmp_path: Path
 ) -> None:
     host = toy_host(**ENGINE)
@@ -437,7 +437,7 @@ def served(user: str) -> float:
     return sum(each["served"] for each in found.accounts["users"] if each["user"] == user)
 
 
-def test_who_is_owed_more_goes_first_when_the_controller_was_restarted(
+def test_the_user_owed_most_goes_first_after_a_controller_restart(
     toy_host: StartHost, tmp_path: Path
 ) -> None:
     host = toy_host(**ENGINE)
@@ -490,7 +490,7 @@ def after_restart(client: ToyClient) -> list[decision_log.DecisionEntry]:
     return [each for each in found[begun[-1] :] if each.kind == "grant"] if begun else []
 
 
-def test_a_quota_of_device_memory_binds_and_locks_nobody_out(toy_host: StartHost) -> None:
+def test_a_quota_of_device_memory_binds_and_locks_no_session_out(toy_host: StartHost) -> None:
     host = toy_host("cpu:256MiB@1", **ENGINE)
     client = host.client(user="ada")
     host.work(client, 150 * MIB)

@@ -40,7 +40,7 @@ def test_a_log_that_cannot_be_kept_is_forgone_and_that_is_said(
     assert client.read() == client.state
 
 
-def test_who_loses_its_worker_without_its_log_is_told_why(
+def test_a_session_that_loses_worker_and_log_shows_the_reason(
     toy_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOY_STALLED_NS", str(86_400 * 10**9))

@@ -52,9 +52,7 @@ def stores(host: ToyHost) -> bool:
     return any(each.endswith("states/lock") for each in host.fds())
 
 
-def test_what_is_unused_for_long_goes_to_disk_and_comes_back(
-    toy_host: StartHost, data_dir: Path
-) -> None:
+def test_an_unused_session_is_spilled_and_restored(toy_host: StartHost, data_dir: Path) -> None:
     host = toy_host(cold_after=0.1)
     client = host.client()
     for number in range(3):
@@ -71,7 +69,7 @@ def test_what_is_unused_for_long_goes_to_disk_and_comes_back(
     wait_until(lambda: chunks(data_dir) == [])
 
 
-def test_what_is_on_disk_outlives_the_agent_but_not_the_daemon(
+def test_a_spilled_state_outlives_the_agent_but_not_the_daemon(
     toy_host: StartHost, data_dir: Path
 ) -> None:
     host = toy_host(cold_after=0.1)
@@ -94,7 +92,7 @@ def test_what_is_on_disk_outlives_the_agent_but_not_the_daemon(
     wait_until(lambda: chunks(data_dir) == [])
 
 
-def test_who_is_looked_at_while_it_is_suspended_goes_to_disk_all_the_same(
+def test_a_described_suspended_session_is_spilled_all_the_same(
     toy_host: StartHost,
 ) -> None:
     host = toy_host(cold_after=0.001)
@@ -131,7 +129,7 @@ def test_the_longest_unused_makes_room_in_host_memory(toy_host: StartHost) -> No
         assert client.read() == client.state
 
 
-def test_who_looks_at_a_session_while_it_is_suspended_does_not_keep_it_from_disk(
+def test_describing_a_suspended_session_does_not_prevent_its_spill(
     toy_host: StartHost, tmp_path: Path
 ) -> None:
     host = toy_host(host_memory=1, cold_after=0.0)
@@ -150,7 +148,7 @@ def test_who_looks_at_a_session_while_it_is_suspended_does_not_keep_it_from_disk
     assert client.read() == client.state
 
 
-def test_who_looks_at_a_session_on_its_way_to_disk_does_not_stop_it(
+def test_describing_a_session_during_its_spill_does_not_stop_it(
     toy_host: StartHost, data_dir: Path
 ) -> None:
     host = toy_host(host_memory=1, cold_after=0.0)
@@ -203,7 +201,7 @@ def test_a_full_quota_leaves_the_state_where_it_is(toy_host: StartHost) -> None:
     assert host.session(client)["tier"] == "parked"
 
 
-def test_who_has_no_room_in_host_memory_nor_on_disk_stays_on_its_device_and_says_why(
+def test_a_session_without_host_memory_and_disk_stays_on_its_device_with_the_reason(
     toy_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOY_DIRTY", str(128 * MIB))  # the size of a snapshot

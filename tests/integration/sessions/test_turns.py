@@ -167,7 +167,7 @@ def test_sessions_that_do_not_fit_together_take_turns_with_the_memory(
     assert failures == []
 
 
-def test_what_brings_sessions_onto_their_device_is_measured(
+def test_loading_onto_a_device_is_measured(
     toy_host: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = tmp_path / "switched"
@@ -183,7 +183,7 @@ def test_what_brings_sessions_onto_their_device_is_measured(
     assert len(said.read_text().splitlines()) == 2  # it was resident
 
 
-def test_a_turn_of_a_session_whose_worker_dies_goes_on(toy_host: StartHost, arbiter: str) -> None:
+def test_a_turn_continues_although_the_worker_dies(toy_host: StartHost, arbiter: str) -> None:
     host = toy_host(**SHORT[arbiter])
     clients = [host.client(str(number)) for number in range(2)]
     failures: list[BaseException] = []

@@ -28,7 +28,7 @@ def test_a_log_whose_end_cannot_be_kept_is_bounded_all_the_same(tmp_path: Path) 
     assert (tmp_path / "agent.log").read_bytes() == b""
 
 
-def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
+def test_a_log_path_that_is_no_file_is_left_alone(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     assert not bound(tmp_path / "agent.log", writing, 0)
     os.close(reading)

@@ -35,7 +35,7 @@ class Clock:
         return self.now
 
 
-def test_who_has_used_up_a_burst_waits_till_it_is_paid_back() -> None:
+def test_a_peer_that_used_up_its_burst_waits_for_tokens() -> None:
     clock = Clock()
     share = Share(clock)
     share.spend(fair_share.BURST_SECONDS / 2)
@@ -96,7 +96,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-def test_a_hundred_hostile_connections_keep_nobody_from_the_loop(flood: str) -> None:
+def test_a_hundred_hostile_connections_do_not_block_the_loop(flood: str) -> None:
     """In seconds of the loop's own thread.
 
     Other processes on the processor can only add to these, so the minimum of a few attempts is what
@@ -177,7 +177,7 @@ def admitting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_limits, "peer_of", lambda sock: MALICE)
 
 
-def test_who_connects_in_a_loop_is_hung_up_on_and_the_log_says_so_once(
+def test_a_peer_that_connects_in_a_loop_is_disconnected_and_logged_once(
     admitting: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, taken = Clock(), 0
@@ -268,7 +268,7 @@ def test_the_last_descriptors_are_for_the_sessions_that_there_are(
         Guard(MALICE).check([memory])
 
 
-def test_who_looks_gets_a_place_in_a_queue_that_is_kept_full(tmp_path: Path) -> None:
+def test_a_full_backlog_admits_a_patient_client(tmp_path: Path) -> None:
     path, over = tmp_path / "agent.sock", threading.Event()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -302,7 +302,7 @@ def test_who_looks_gets_a_place_in_a_queue_that_is_kept_full(tmp_path: Path) -> 
         listener.close()
 
 
-def test_what_is_too_large_is_not_sent_and_the_connection_lives() -> None:
+def test_an_oversized_message_is_not_sent_and_the_connection_stays() -> None:
     ours, theirs = socket.socketpair()
     with theirs, agent_client.Control(ours) as daemon:
         with pytest.raises(ControlError, match="too large to be sent") as error:

@@ -103,7 +103,7 @@ def test_a_grant_elsewhere_that_fails_is_refused(error: Exception) -> None:
 
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("act", ["evict", "migrate"])
-def test_what_was_to_leave_and_cannot_has_stayed(act: str, error: Exception) -> None:
+def test_a_failed_eviction_is_reported_as_stayed(act: str, error: Exception) -> None:
     third = "makes room" if act == "evict" else THERE
     ((name, session, device, why),) = run(lambda h, s, t: getattr(h, act)("s", HERE, third), error)
     assert (name, session, device) == ("stayed", "s", HERE)
@@ -125,7 +125,7 @@ def test_a_pin_in_between_is_heeded_and_answered(act: str, args: tuple[Any, ...]
 
 
 @pytest.mark.parametrize("act", ["evict", "migrate"])
-def test_who_was_moved_meanwhile_is_left_alone(act: str) -> None:
+def test_a_session_that_migrated_meanwhile_is_left_alone(act: str) -> None:
     def do(hands: AgentHands, session: Fake, told: Told) -> None:
         getattr(hands, act)("s", HERE, THERE)
         session.room = SimpleNamespace(device=SimpleNamespace(id="cpu:2"))
@@ -159,7 +159,7 @@ def test_a_grant_that_was_overtaken_does_not_come_after_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_who_is_suspended_in_its_turn_has_none_and_asks_anew(taken: bool) -> None:
+def test_a_session_suspended_in_its_turn_requests_a_new_one(taken: bool) -> None:
     """Also while it is being preempted: otherwise it would count as being on its device forever."""
 
     async def do(hands: AgentHands, session: Any, told: Told) -> None:
@@ -181,7 +181,7 @@ def test_who_is_suspended_in_its_turn_has_none_and_asks_anew(taken: bool) -> Non
     assert [call for call in calls if call != "measured"] == ["wants", "done", "wants"]
 
 
-def test_who_is_suspended_while_it_waits_keeps_its_place() -> None:
+def test_a_session_suspended_while_waiting_keeps_its_place() -> None:
     def do(hands: AgentHands, session: Fake, told: Told) -> None:
         session.turn.ask()
         session.turn.suspended()

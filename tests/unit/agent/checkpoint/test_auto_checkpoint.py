@@ -25,7 +25,9 @@ NEVER = float("inf")
         (Rule(every=-1, cells=-1), 4, 4, NEVER),
     ],
 )
-def test_when_one_is_due(rule: Rule, cells: int, seconds: float, left: float) -> None:
+def test_a_checkpoint_is_due_by_time_or_cells(
+    rule: Rule, cells: int, seconds: float, left: float
+) -> None:
     assert rule.seconds_left(cells, seconds) == left
 
 
@@ -49,14 +51,14 @@ def test_intervals_are_read(text: str, rule: tuple[float, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["on", "10", "0m", "0 cells", "-1m", "m", "cells", "10 apples"])
-def test_what_is_no_interval_is_refused(text: str) -> None:
+def test_an_invalid_interval_is_refused(text: str) -> None:
     with pytest.raises(
         ControlError, match="is not an interval: write 90s, 10m, 2h, 20 cells or off"
     ):
         magics.automatic_rule(text.split())
 
 
-def test_intervals_are_told() -> None:
+def test_intervals_are_shown() -> None:
     rule = {"every": 0.0, "cells": 0, "keep": 3, "problem": ""}
     assert status_text.automatic_text(rule) == "Automatic checkpoints: off"
     for changes, text in (
@@ -70,7 +72,7 @@ def test_intervals_are_told() -> None:
     assert said.split("\n")[1:] == ["No automatic checkpoint: The disk is full."]
 
 
-def test_how_a_run_ended_is_known_from_who_knows_best() -> None:
+def test_the_end_of_a_run_is_known_from_the_best_source() -> None:
     runs = Runs({"live"})
     runs.ended("crashed", died=True)
     runs.ended("restarted", died=True)  # its connection ended,

@@ -39,7 +39,7 @@ def test_a_notebook_is_known_by_its_kernel_and_by_its_path() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_what_may_go_over_any_history(seed: int) -> None:
+def test_deletable_checkpoints_over_any_history(seed: int) -> None:
     """Manual ones stay, the newest stay, those of the last kernel stay; their number is bounded."""
     choice = random.Random(seed)
     keep, run, there, made_by_hand = choice.choice((1, 2, 3, 5)), 0, [], set()
@@ -70,7 +70,7 @@ def test_of_earlier_runs_the_newest_of_each_stays() -> None:
     assert surplus(found, "now", 3) == ["c0", "c2"]
 
 
-def test_what_gives_a_notebook_back() -> None:
+def test_the_checkpoint_that_restores_a_notebook() -> None:
     old, new = record("c1", "r1"), record("c2", "r2")
     assert last([], "r2", set(), fresh=True) is None
     for mine, died, fresh, name, earlier, known in (

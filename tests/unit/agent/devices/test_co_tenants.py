@@ -32,7 +32,7 @@ def take_turns(here: Any, names: str, seconds: float, start: float, end: float) 
     return now
 
 
-def test_two_that_take_turns_are_told_the_same_in_each_of_them() -> None:
+def test_sessions_that_take_turns_show_the_same_in_each_turn() -> None:
     a, b = tenant("a"), tenant("b", owner=2)
     here = room("cpu:0", a, b)
     now, told = take_turns(here, "ab", 1.0, 0.0, 60.0), set[str]()
@@ -53,7 +53,7 @@ def test_two_that_take_turns_are_told_the_same_in_each_of_them() -> None:
     }
 
 
-def test_what_one_had_before_the_other_came_is_no_part_of_a_share() -> None:
+def test_time_before_the_other_session_joined_is_no_part_of_a_share() -> None:
     a, b = tenant("a"), tenant("b")
     here = room("cpu:0", a, b)
     now = take_turns(here, "a", 1.0, 0.0, 25.0)
@@ -94,7 +94,7 @@ def test_three_on_two_devices_that_move_read_the_same_all_the_time() -> None:
 
 
 @pytest.mark.parametrize("change", ["rests", "waits long", "never ran", "others rest"])
-def test_nothing_is_shared_by_who_takes_no_turns(change: str) -> None:
+def test_a_session_that_takes_no_turns_shares_nothing(change: str) -> None:
     a, b = tenant("a"), tenant("b")
     here = room("cpu:0", a, b)
     now = take_turns(here, "b" if change == "never ran" else "ab", 1.0, 0.0, 10.0)

@@ -59,7 +59,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
     return Room(device, MIB)
 
 
-def test_who_grows_meanwhile_is_not_in_the_way_of_others(room: Room) -> None:
+def test_a_growing_session_does_not_block_others(room: Room) -> None:
     async def scenario() -> None:
         first, second, third, fourth = (Resident(room, name, 60 * MIB) for name in "abcd")
         growing = asyncio.create_task(first.grow(110 * MIB))  # suspends the second one

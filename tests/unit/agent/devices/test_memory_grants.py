@@ -68,7 +68,7 @@ def test_busy_neighbours_are_not_suspended() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_plan_frees_enough_and_spares_whom_it_can(seed: int) -> None:
+def test_a_plan_frees_enough_and_evicts_no_more_than_needed(seed: int) -> None:
     chance = random.Random(seed)
     neighbours = [
         Neighbour(str(i), granted, chance.randrange(granted + 5), chance.choice([None, i * 1.0]))

@@ -24,7 +24,7 @@ def tenant(name: str, owner: int, kept: int) -> Any:
     return SimpleNamespace(id=name, name=name, owner=owner, kept=kept)
 
 
-def test_names_are_told_to_their_owner_alone(device: Device) -> None:
+def test_names_are_shown_only_to_their_owner(device: Device) -> None:
     room = Room(device, MIB)
     for each in (tenant("mine.ipynb", 1, 64 * MIB), tenant("theirs.ipynb", 2, 128 * MIB)):
         room.tenants[each.id] = each

@@ -85,7 +85,7 @@ def watched(test: Callable[[Fake], Any]) -> None:
     asyncio.run(run())
 
 
-def test_steps_and_their_nadir_are_told() -> None:
+def test_steps_and_their_nadir_are_reported() -> None:
     async def test(fake: Fake) -> None:
         assert (await fake.after(lambda: fake.asked))[0] == (0.2, 0.25)
         assert fake.watch.step is not None
@@ -107,7 +107,7 @@ def test_few_steps_say_nothing(few: Observed) -> None:
     watched(test)
 
 
-def test_what_was_issued_before_does_not_count() -> None:
+def test_operators_issued_before_do_not_count() -> None:
     async def test(fake: Fake) -> None:
         fake.client.head = 500
         fake.watch.begin()

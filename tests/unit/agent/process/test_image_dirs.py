@@ -17,7 +17,7 @@ def fill(directory: Path, name: str, count: int) -> None:
     (directory / name).write_bytes(os.urandom(count))
 
 
-def test_what_takes_the_place_of_a_process_counts(tmp_path: Path) -> None:
+def test_images_of_a_replacement_process_count(tmp_path: Path) -> None:
     ours, others = (ImageDirectories(tmp_path / "images", Mark(tmp_path / name)) for name in "ab")
     assert ours.usage() == 0
     of_checkpoint, asleep = ours.make("s1"), others.make("s2", 3 * MIB)

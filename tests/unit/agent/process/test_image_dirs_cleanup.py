@@ -8,7 +8,7 @@ from kernelproxy.agent.daemon_id import Mark
 from kernelproxy.agent.process.image_dirs import ImageDirectories
 
 
-def test_what_dead_agents_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:
+def test_leftovers_of_dead_agents_are_removed_and_images_in_use_stay(tmp_path: Path) -> None:
     root, mark = tmp_path / "processes", Mark(tmp_path / "runtime")
     dead = ImageDirectories(root, mark)
     left, kept = dead.make("left"), dead.make("kept")

@@ -41,7 +41,7 @@ def test_a_damaged_file_is_as_none(tmp_path: Path, text: bytes) -> None:
     assert Remembered(path).take(7, "k") is None
 
 
-def test_what_cannot_be_written_is_remembered_here(
+def test_preferences_that_cannot_be_written_are_kept_in_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     remembered = Remembered(tmp_path / "nowhere" / "wanted.json")

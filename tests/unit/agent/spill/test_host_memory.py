@@ -62,7 +62,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_who_could_not_be_asked_is_asked_when_its_lock_is_free(
+def test_a_locked_session_is_spilled_when_its_lock_is_free(
     run: Callable[[Play], SpillableSession],
 ) -> None:
     async def play(host: HostMemory, guest: SpillableSession) -> None:
@@ -77,7 +77,7 @@ def test_who_could_not_be_asked_is_asked_when_its_lock_is_free(
     assert run(play).asked == 1
 
 
-def test_who_was_wanted_meanwhile_is_asked_again_when_its_lock_is_free(
+def test_a_session_used_meanwhile_is_tried_again_when_its_lock_is_free(
     run: Callable[[Play], SpillableSession],
 ) -> None:
     async def play(host: HostMemory, guest: SpillableSession) -> None:
@@ -93,7 +93,7 @@ def test_who_was_wanted_meanwhile_is_asked_again_when_its_lock_is_free(
     assert run(play).asked == 2
 
 
-def test_who_could_not_go_is_left_alone_for_a_while(
+def test_a_session_that_could_not_be_spilled_is_skipped_for_a_while(
     run: Callable[[Play], SpillableSession],
 ) -> None:
     async def play(host: HostMemory, guest: SpillableSession) -> None:
@@ -107,7 +107,7 @@ def test_who_could_not_go_is_left_alone_for_a_while(
     assert run(play).asked == 1
 
 
-def test_who_was_refused_is_asked_again_though_nothing_changes(
+def test_a_refused_spill_is_retried_without_any_change(
     run: Callable[[Play], SpillableSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "RETRY_SECONDS", 0.02)

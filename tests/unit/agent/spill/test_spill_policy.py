@@ -38,14 +38,14 @@ def test_the_longest_unused_go_first_and_no_more_than_needed(excess: int, expect
         (5.0, ["b", "c", "a"], 0.0),
     ],
 )
-def test_what_is_unused_for_long_goes_anyway(
+def test_a_session_unused_for_long_is_spilled_anyway(
     cold_after: float, expected: list, left: float
 ) -> None:
     assert choose_cold([A, B, C], 0, now=110.0, cold_after=cold_after) == expected
     assert seconds_to_next([A, B, C], 110.0, cold_after) == left
 
 
-def test_what_frees_nothing_stays() -> None:
+def test_a_session_that_frees_nothing_stays() -> None:
     empty = Parked("e", 0, 0.0)
     assert choose_cold([empty, A], 5, now=110.0, cold_after=10.0) == ["a"]
     assert seconds_to_next([empty], 110.0, 10.0) == math.inf

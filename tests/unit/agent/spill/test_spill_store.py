@@ -51,7 +51,7 @@ def test_of_its_own_those_stay_that_sessions_have(store: Path, tmp_path: Path) -
     assert names(now) == ["adopted", "new"]
 
 
-def test_those_of_another_daemon_stay_as_long_as_it_lives(store: Path, tmp_path: Path) -> None:
+def test_states_of_another_daemon_stay_as_long_as_it_lives(store: Path, tmp_path: Path) -> None:
     chill(daemon(store, tmp_path / "other"), "theirs")
     ours = daemon(store, tmp_path / "one")
     lock = os.open(tmp_path / "other" / "agent.lock", os.O_RDWR)
@@ -66,7 +66,7 @@ def test_those_of_another_daemon_stay_as_long_as_it_lives(store: Path, tmp_path:
     assert list(store.glob("chunks/*/*")) == []
 
 
-def test_what_is_no_state_or_of_nobody_known_stays(store: Path, tmp_path: Path) -> None:
+def test_unknown_files_and_states_stay(store: Path, tmp_path: Path) -> None:
     states = daemon(store, tmp_path / "one")
     put(states, Label("7-checkpoints", "mine", "checkpoint", "", "software"))
     put(states, Label("7", "unmarked", "session", "", "software"))

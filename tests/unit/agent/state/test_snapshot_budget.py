@@ -27,7 +27,7 @@ def test_the_first_snapshot_may_begin_at_once_and_is_due_after_a_while() -> None
     ("cost", "left"),
     [(0.0, 2.0), (0.001, 2.0), (0.1, 5.0), (-1.0, 2.0)],
 )
-def test_what_a_snapshot_cost_keeps_the_next_one_away(cost: float, left: float) -> None:
+def test_the_cost_of_a_snapshot_delays_the_next_one(cost: float, left: float) -> None:
     cadence = Cadence(share=0.02, replay_seconds=2.0)
     cadence.saved(10.0, 100.0, cost)
     assert cadence.seconds_left(10.0, 100.0) == pytest.approx(left)
@@ -35,7 +35,7 @@ def test_what_a_snapshot_cost_keeps_the_next_one_away(cost: float, left: float) 
     assert cadence.allowed(100.0 + left)
 
 
-def test_who_waits_for_its_data_is_saved_by_the_clock_and_replays_little() -> None:
+def test_a_session_that_waits_for_data_is_saved_by_time_and_replays_little() -> None:
     cadence = Cadence(share=0.02, replay_seconds=2.0)
     cadence.saved(10.0, 100.0, 0.1)
     assert cadence.allowed(105.0)  # though it has executed for half a second only
@@ -71,13 +71,15 @@ def test_snapshots_take_their_share_and_no_more(seed: int) -> None:
         (64 * MIB, 64 * MIB // 200, False),  # operators alone
     ],
 )
-def test_an_upload_is_told_by_its_few_operators(head: int, operators: int, is_upload: bool) -> None:
+def test_an_upload_is_recognised_by_its_few_operators(
+    head: int, operators: int, is_upload: bool
+) -> None:
     inflow = Inflow()
     inflow.note(head, operators)
     assert inflow.is_upload is is_upload
 
 
-def test_what_came_before_the_snapshot_does_not_count() -> None:
+def test_operators_before_the_snapshot_do_not_count() -> None:
     inflow = Inflow()
     inflow.saved(10 * MIB, 100_000)
     inflow.note(300 * MIB, 100_020)

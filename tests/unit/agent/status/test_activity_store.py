@@ -48,7 +48,7 @@ def kinds(directory: Path, until: float = 1000.0) -> list[tuple[str, str]]:
     return [(each["kind"], each["session"]) for each in found(directory, until)["events"]]
 
 
-def test_what_was_noted_is_read(tmp_path: Path) -> None:
+def test_recorded_activity_is_read_back(tmp_path: Path) -> None:
     record = begun(tmp_path)
     record.opened("a", UID, "ada", "digits.ipynb")
     change(record, 1, "unused")
@@ -83,13 +83,13 @@ def test_what_was_noted_is_read(tmp_path: Path) -> None:
     assert stat.S_IMODE(os.stat(tmp_path / NAME).st_mode) == 0o600
 
 
-def test_where_nothing_was_written_nothing_is_read(tmp_path: Path) -> None:
+def test_an_empty_record_reads_as_empty(tmp_path: Path) -> None:
     nothing = {"since": NOW, "until": NOW + 9, "resolution": 0.0, "devices": [], "events": []}
     assert found(tmp_path, 9) == nothing
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_went_on_when_a_daemon_died_ended_when_it_was_last_heard_of(tmp_path: Path) -> None:
+def test_open_spans_of_a_dead_daemon_end_at_its_last_sign_of_life(tmp_path: Path) -> None:
     record = begun(tmp_path)
     change(record, 1, "running", "a")
     change(record, 2, "idle", "b")
@@ -126,7 +126,7 @@ def test_sessions_that_the_next_agent_takes_over_go_on(tmp_path: Path) -> None:
     assert kinds(tmp_path) == [("lost", "b")]
 
 
-def test_what_is_older_than_a_day_is_forgotten_but_not_what_holds_still(tmp_path: Path) -> None:
+def test_activity_older_than_a_day_is_deleted_except_open_spans(tmp_path: Path) -> None:
     record = begun(tmp_path)
     for session, state in (("old", "ended"), ("resting", "idle")):
         record.opened(session, UID, "ada", session)
@@ -179,7 +179,7 @@ def test_so_much_is_answered_and_no_more(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(answer["events"]) == 50
 
 
-def test_of_others_sessions_nobody_learns_names(tmp_path: Path) -> None:
+def test_names_of_other_users_sessions_are_hidden(tmp_path: Path) -> None:
     record = begun(tmp_path)
     record.opened("a", UID, "ada", "digits.ipynb")
     change(record, 1, "running")
@@ -212,7 +212,7 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert (tmp_path / f"{NAME}.damaged").read_bytes().startswith(b"no database")
 
 
-def test_what_cannot_be_written_stops_nothing_and_is_said_once(
+def test_a_failed_write_stops_nothing_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / NAME).mkdir()

@@ -25,7 +25,7 @@ GIB = 1 << 30
         ({"worker_pid": None}, True),
     ],
 )
-def test_what_nobody_shows_is_not_told(changes: dict[str, Any], told: bool) -> None:
+def test_changes_that_are_not_shown_are_not_sent(changes: dict[str, Any], told: bool) -> None:
     assert differs(SESSION, SESSION | changes, 1.0, GIB) is told
     assert differs(SESSION | changes, SESSION, 1.0, GIB) is told
 
@@ -41,7 +41,7 @@ def test_what_nobody_shows_is_not_told(changes: dict[str, Any], told: bool) -> N
         (80 * GIB, 0, 1, False),
     ],
 )
-def test_memory_is_told_where_it_can_be_seen(total: int, before: int, now: int, told: bool) -> None:
+def test_memory_is_sent_where_it_is_visible(total: int, before: int, now: int, told: bool) -> None:
     one, other = SESSION | {"memory": before}, SESSION | {"memory": now}
     assert differs(one, other, 1.0, total) is told
 
@@ -59,7 +59,7 @@ def test_memory_is_told_where_it_can_be_seen(total: int, before: int, now: int, 
         (3.0, 1.0, 3.5, True),
     ],
 )
-def test_a_wait_is_told_when_it_becomes_another_one(
+def test_a_changed_wait_is_sent(
     before: float | None, seconds: float, now: float | None, told: bool
 ) -> None:
     one, other = SESSION | {"expected_wait": before}, SESSION | {"expected_wait": now}

@@ -114,7 +114,7 @@ def test_cells_that_follow_each_other_are_one() -> None:
     ]
 
 
-def test_what_was_made_one_counts_no_time_between() -> None:
+def test_merged_spans_do_not_count_the_gap() -> None:
     history = [
         Change(at + more, "a", "cpu:0", state)
         for at in range(100, 200, 10)

@@ -108,7 +108,7 @@ def adopt(
         page.close()
 
 
-def test_a_suspended_session_goes_on_as_it_was() -> None:
+def test_a_suspended_session_is_recovered_unchanged() -> None:
     (session,), ended = adopt(record())
     assert ended == ""
     assert (session["id"], session["state"], session["reason"]) == ("s", "suspended", "Rests.")
@@ -125,7 +125,7 @@ def test_a_suspended_session_goes_on_as_it_was() -> None:
         ({"state": {}}, 0, "'snapshot'"),
     ],
 )
-def test_what_cannot_go_on_ends_with_a_sentence(
+def test_a_session_that_cannot_be_recovered_ends_with_a_reason(
     changes: dict[str, Any], retained: int, why: str
 ) -> None:
     sessions, ended = adopt(record(**changes), retained)

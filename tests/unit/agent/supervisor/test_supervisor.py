@@ -21,7 +21,7 @@ def test_the_first_are_replaced_at_once_and_then_with_growing_pauses_for_half_an
     assert TRIED_SECONDS <= now <= TRIED_SECONDS + PAUSE_MAX + 2
 
 
-def test_one_that_has_lived_for_a_while_is_replaced_at_once_however_often() -> None:
+def test_an_agent_that_lived_for_a_while_is_replaced_at_once() -> None:
     series, now = Series(0.0), 0.0
     for _ in range(1000):
         now += LIVED_SECONDS

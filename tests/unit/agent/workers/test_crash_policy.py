@@ -139,7 +139,7 @@ def test_pauses_between_attempts_grow_to_a_minute() -> None:
     assert [pause(times) for times in (1, 2, 3, 7, 1000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
 
 
-def test_the_system_tells_who_was_ended_for_want_of_memory(tmp_path: Path) -> None:
+def test_the_system_names_the_process_killed_for_memory(tmp_path: Path) -> None:
     own = Path("/proc/self/cgroup").read_text().splitlines()
     machine = tmp_path / "vmstat"
     machine.write_text("oom_kill 4\n")

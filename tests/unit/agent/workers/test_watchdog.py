@@ -26,7 +26,7 @@ def wait(patience: Patience, bounded: bool = True) -> Wait:
 @pytest.mark.parametrize(
     ("state", "what"), [("T", "was stopped by a signal"), ("S", "did nothing")]
 )
-def test_who_has_no_processor_time_hangs(state: str, what: str) -> None:
+def test_a_process_without_processor_time_hangs(state: str, what: str) -> None:
     waiting = wait(Patience(5.0, 100.0))
     for now in (0.5, 4.9):
         assert waiting.look(now, Activity(state, 7.0)) == ""
@@ -43,7 +43,7 @@ def test_a_tick_now_and_then_is_work() -> None:
 
 
 @pytest.mark.parametrize("state", ["R", "D"])
-def test_who_waits_for_a_processor_or_the_system_works(state: str) -> None:
+def test_a_process_that_waits_for_a_processor_or_the_system_works(state: str) -> None:
     waiting = wait(Patience(5.0, 100.0))
     assert waiting.look(50.0, Activity(state, 7.0)) == ""
     assert waiting.look(100.0, Activity(state, 7.0)) != ""
@@ -65,7 +65,7 @@ def test_patience_doubles_with_every_loss_up_to_a_limit() -> None:
     assert waiting.look(100.0, Activity("S", 7.0)) == ""
 
 
-def test_who_is_stopped_with_work_to_do_is_waited_for_longer_if_nobody_else_waits() -> None:
+def test_a_stopped_process_with_work_gets_longer_without_waiters() -> None:
     watch, stopped = Stopped(Patience(5.0, 100.0)), Activity("T", 7.0)
     assert watch.look(0.0, stopped) == ""
     assert watch.look(59.0, None) == ""  # it had no work meanwhile
@@ -76,7 +76,7 @@ def test_who_is_stopped_with_work_to_do_is_waited_for_longer_if_nobody_else_wait
     assert watch.look(180.0, stopped) == "Its device process was stopped by a signal for 60 s"
 
 
-def test_what_a_process_does_is_seen() -> None:
+def test_the_activity_of_a_process_is_observed() -> None:
     program = "import signal, sys\nprint(flush=True)\nsys.stdin.read(1)\nwhile True: pass"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -97,7 +97,7 @@ def test_what_a_process_does_is_seen() -> None:
     assert activity(process.pid) is None
 
 
-def test_who_waits_for_a_process_that_works_is_at_work() -> None:
+def test_a_process_that_waits_for_a_working_one_works() -> None:
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
     with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
         while (waiting := activity(process.pid)) is None or waiting.state != "S":
