@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kernelproxy.agent.checkpoint.catalog import Checkpoints
-from kernelproxy.agent.status.session_status import user_name
+from kernelproxy.agent.session.reasons import user_name
 from kernelproxy.common import options, paths
 from kernelproxy.common.errors import StoreError
 from kernelproxy.common.protocol.views import CheckpointView, LastCheckpointView, SessionView

@@ -14,20 +14,22 @@ from kernelproxy.agent.api.peer_limits import check_request, tame, user_of
 from kernelproxy.agent.api.scheduler_actions import AgentHands
 from kernelproxy.agent.checkpoint.catalog import Checkpoints as CheckpointStore
 from kernelproxy.agent.checkpoint.history import Runs
-from kernelproxy.agent.checkpoint.kernel_replacement import TakeOvers
 from kernelproxy.agent.daemon_id import Mark
 from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.lifecycle.kernel_replacement import KernelReplacement
+from kernelproxy.agent.lifecycle.session import HostServices, Session
 from kernelproxy.agent.process.image_dirs import ImageDirectories
 from kernelproxy.agent.process.sandbox_probe import Forms
-from kernelproxy.agent.session.preferences import Remembered
-from kernelproxy.agent.session.session import Session
-from kernelproxy.agent.session.spill import Chilling
+from kernelproxy.agent.residency.spill import Spiller
+from kernelproxy.agent.session.core import Identity
+from kernelproxy.agent.session.preferences import RememberedPreferences
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.spill.host_memory import HostMemory
 from kernelproxy.agent.spill.spill_store import ColdStates
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.status import activity_store
 from kernelproxy.agent.status.activity_recorder import Chronicle
+from kernelproxy.agent.status.observer import StatusObserver
 from kernelproxy.agent.status.subscribers import Audience
 from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, Deposited, Deposits
 from kernelproxy.agent.workers.crash_policy import is_want
@@ -89,10 +91,17 @@ class Agent:
         self.checkpoints = CheckpointStore(cold.store)
         self._forms = Forms(None if settings.system else paths.runtime_dir())
         own = self._households.of(None)
-        self.take_overs = TakeOvers(self.checkpoints, cold, self._images, own, settings, self._add)
+        self.replacement = KernelReplacement(
+            self.checkpoints, cold, self._images, own, settings, self._add
+        )
         self._host = HostMemory(settings.host_memory, settings.cold_after, cold, self._guests)
         self.runs = Runs(self.sessions.keys())
-        self._remembered = Remembered(paths.runtime_dir() / "wanted.json")
+        self._remembered = RememberedPreferences(paths.runtime_dir() / "wanted.json")
+        observer = StatusObserver(self.audience, self.chronicle)
+        self._services = HostServices(
+            settings, self._host, self.checkpoints, self._images, self.runs, deposits, self.arbiter,
+            observer,
+        )  # fmt: skip
         self._tidying: asyncio.TimerHandle | None = None
         self._preparing: set[asyncio.Task[object]] = set()
         self._tidying_disk: asyncio.Task[None] | None = None
@@ -115,10 +124,10 @@ class Agent:
         if self.stopping.is_set():
             raise ControlError("The daemon is stopping.", "stopping")
         for each in self.sessions.values():
-            if each.request.key == request.key and each.owner == uid:
+            if each.core.request.key == request.key and each.core.owner == uid:
                 return OpenSessionReply(each.id, form, why)
         if owner is not None and uid != 0:
-            check_request(request, sum(each.owner == uid for each in self.sessions.values()))
+            check_request(request, sum(each.core.owner == uid for each in self.sessions.values()))
         room = self._choose(request.device)
         request = replace(request, user=user_of(request.user, uid))
         if request.script and (why := self.arbiter.admits(request.user)):
@@ -128,8 +137,8 @@ class Agent:
         session = self._add(name, request, uid, room, state, owner)
         session.kernel.watch_opener(pid)
         if before := self._remembered.take(uid, request.kernel_id):
-            session.wanted.adopt(before)
-        session.deposit()
+            session.preferences.recover(before)
+        session.persist()
         log.info("Session %s (%s) on %s", name, tame(request.name), room.device.id)
         return OpenSessionReply(name, form, why)
 
@@ -155,22 +164,19 @@ class Agent:
         state: DeviceState,
         runs_as: Owner | None = None,
     ) -> Session:
-        session = Session(
-            name, request, owner, room, state,
-            self._households.of(runs_as), self.settings, self._host, self.checkpoints,
-            self._images, self.runs, self._deposits, self.arbiter, self.audience,
-            self.chronicle, self._forget,
-        )  # fmt: skip
+        identity = Identity(name, request, owner, shared=self.settings.system)
+        zygotes = self._households.of(runs_as)
+        session = Session(identity, room, state, zygotes, self._services, self._forget)
         self.sessions[name] = session
         self.chronicle.opened(session)
-        self.arbiter.opened(session.terms())
+        self.arbiter.opened(session.preferences.terms())
         session.changed()
         return session
 
     def deposit(self) -> None:
         """Persist all sessions."""
         for session in self.sessions.values():
-            session.deposit()
+            session.persist()
 
     def begin(self) -> None:
         """Start background work. The sessions of a dead agent have been recovered before."""
@@ -227,8 +233,8 @@ class Agent:
         if self.settings.system and (runs_as is None or runs_as.uid != record["owner"]):
             raise ControlError("the user of its processes is unknown")
         session = self._add(deposited.session, request, record["owner"], room, state, runs_as)
-        session.adopt(deposited)
-        self.chronicle.became(session, adopted=True)
+        session.recover(deposited)
+        self.chronicle.became(session, recovered=True)
 
     def _choose(self, wanted: str | None) -> Room:
         """Return the wanted device, or the one with the fewest sessions, then the most memory."""
@@ -281,33 +287,34 @@ class Agent:
         """
         found = [self.sessions[name]] if name in self.sessions else []
         if not found and name:
-            there = [e for e in self.sessions.values() if uid in (e.owner, os.getuid(), 0)]
+            there = [e for e in self.sessions.values() if uid in (e.core.owner, os.getuid(), 0)]
             found = [each for each in there if each.id.startswith(name)]
-            found = found or [each for each in there if each.name == name]
+            found = found or [each for each in there if each.core.name == name]
             found = found or [e for e in self.sessions.values() if e.id.startswith(name)]
         if not found:
             raise ControlError(f"There is no session {quoted(name)}.", "unknown-session")
         if len(found) > 1:
             ids = ", ".join(each.id for each in found)
             raise ControlError(f"Several sessions match {quoted(name)}: {ids}.", "ambiguous")
-        if uid not in (found[0].owner, os.getuid(), 0):
-            owner = found[0].user
+        if uid not in (found[0].core.owner, os.getuid(), 0):
+            owner = found[0].core.user
             raise ControlError(
                 f"{name} belongs to {owner}: only {owner} or an admin can {doing} it.",
                 "not-allowed",
             )
         return found[0]
 
-    def _guests(self) -> list[Chilling]:
-        return [each.chilling for each in self.sessions.values()]
+    def _guests(self) -> list[Spiller]:
+        return [each.spiller for each in self.sessions.values()]
 
     def _forget(self, session: Session) -> None:
         """Remove a session that has closed."""
         del self.sessions[session.id]
         self.audience.note(session)
         self.chronicle.closed(session)
-        if session.kernel_id and session.wanted.anything:
-            self._remembered.keep(session.owner, session.kernel_id, session.wanted.record())
+        if session.core.kernel_id and session.preferences.anything:
+            core = session.core
+            self._remembered.keep(core.owner, core.kernel_id, session.preferences.record())
         self._tidy_later()
         if not self.sessions:
             self.on_quiet()
@@ -323,7 +330,7 @@ class Agent:
     def _on_compiling(self, python: str) -> None:
         """Notify the sessions of an environment that the progress of a compilation has changed."""
         for session in self.sessions.values():
-            if os.path.abspath(session.python) == python:
+            if os.path.abspath(session.core.python) == python:
                 session.changed()
 
     def _tidy_later(self) -> None:
@@ -338,7 +345,7 @@ class Agent:
 
     def _tidy(self) -> None:
         self._tidying = None
-        used = [(each.zygotes.owner, each.python) for each in self.sessions.values()]
+        used = [(each.zygotes.owner, each.core.python) for each in self.sessions.values()]
         self._households.retire_unused(used)
         if self._households.unused(used):
             self._tidy_later()
@@ -358,7 +365,7 @@ class Agent:
         self.stopping.set()
         closing = [session.close("The daemon stopped.") for session in self.sessions.values()]
         await asyncio.gather(*closing, return_exceptions=True)
-        await self.take_overs.close()
+        await self.replacement.close()
         await self._hands.close()
         await self.arbiter.close()
         await self._host.close()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kernelproxy.agent.status import session_status
+from kernelproxy.agent.session import reasons
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.channel import Channel
 from kernelproxy.common.ipc.fair_share import Share
@@ -168,7 +168,7 @@ def user_of(claim: str, uid: int) -> str:
         If `claim` is not a valid name.
     """
     if not claim or uid not in (os.getuid(), 0):
-        return session_status.user_name(uid)
+        return reasons.user_name(uid)
     if len(claim) > USER_LENGTH_MAX or has_control(claim):
         raise ControlError("A user's name is one line of at most 200 characters.", "bad-request")
     return claim

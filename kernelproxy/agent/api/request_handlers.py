@@ -17,10 +17,15 @@ from typing import Any
 from kernelproxy.agent.api.agent import Agent
 from kernelproxy.agent.api.peer_limits import tame
 from kernelproxy.agent.checkpoint.history import last_of_ended
+from kernelproxy.agent.checkpoint.progress import (
+    PROGRESS_SECONDS,
+    Note,
+    Underway,
+    both,
+    with_progress,
+)
 from kernelproxy.agent.checkpoint.retention import Run
-from kernelproxy.agent.process.process_manager import tend
 from kernelproxy.agent.status import activity_store, session_status
-from kernelproxy.agent.status.progress import PROGRESS_SECONDS, Note, Underway, both, with_progress
 from kernelproxy.agent.workers.crash_policy import is_want, pause
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, ProtocolError, SingError, StoreError
@@ -125,13 +130,14 @@ class Conversations:
                         kernel = self._agent.find(request.session, uid).kernel
                         return await _when_possible(partial(kernel.listen, channel))
                     if isinstance(request, Tend):
-                        return await tend(self._agent.find(request.session, uid), channel)
+                        managers = self._agent.find(request.session, uid).managers
+                        return await managers.serve(channel)
                     if isinstance(request, OpenCheckpoint):
                         await self._open_checkpoint(channel, request, uid)
                         continue
                     if isinstance(request, AwaitCheckpoint):
                         session = self._agent.find(request.session, uid)
-                        made = await session.checkpointing.follow(request.name, channel)
+                        made = await session.maker.follow(request.name, channel)
                         await channel.send(CheckpointReply(made))
                         continue
                     if isinstance(request, Stop):
@@ -174,7 +180,7 @@ class Conversations:
             case StatusRequest(asking):
                 await self._learn_checkpoints()
                 own = self._agent.sessions.get(asking)
-                if own is not None and own.owner == uid:
+                if own is not None and own.core.owner == uid:
                     await own.settle(SETTLE_SECONDS_MAX)
                 return self.status(uid, asking)
             case OpenSession():
@@ -182,24 +188,30 @@ class Conversations:
             case CloseSession(name, died):
                 return await self._agent.close_session(name, uid, died=died)
             case Suspend(name, why):
+                session = self._agent.find(name, uid, "suspend")
+                by_kernel = pid == session.kernel.pid
                 return SessionReply(
-                    await self._agent.find(name, uid, "suspend").verbs.suspend(tame(why), pid, uid)
+                    await session.commands.suspend(tame(why), uid, by_kernel=by_kernel)
                 )
             case Resume(name):
-                return SessionReply(await self._agent.find(name, uid, "resume").verbs.resume())
+                return SessionReply(await self._agent.find(name, uid, "resume").commands.resume())
             case MigrateRequest(name, device):
                 session = self._agent.find(name, uid, "move")
-                return SessionReply(await session.verbs.migrate(self._agent.room(device)))
+                return SessionReply(await session.commands.migrate(self._agent.room(device)))
             case Pin(name, pinned):
-                return SessionReply(self._agent.find(name, uid, "pin").wanted.pin(pinned))
+                session = self._agent.find(name, uid, "pin")
+                session.preferences.pin(pinned)
+                return SessionReply(session_status.describe_session(session))
             case SetPriority(name, level):
-                return SessionReply(self._agent.find(name, uid).wanted.prefer(level))
+                session = self._agent.find(name, uid)
+                session.preferences.prefer(level)
+                return SessionReply(session_status.describe_session(session))
             case Checkpoint(name):
                 session = self._agent.find(name, uid, "save")
-                return CheckpointReply(await session.checkpointing.ask(request, channel))
+                return CheckpointReply(await session.requests.ask(request, channel))
             case Restore(name):
                 session = self._agent.find(name, uid, "restore")
-                return RestoreReply(await session.checkpointing.restore(request, channel))
+                return RestoreReply(await session.requests.restore(request, channel))
             case TakeOver(name, checkpoint):
                 session = self._agent.find(name, uid)
                 session.kernel.check_is(pid)
@@ -207,12 +219,12 @@ class Conversations:
                     await with_progress(
                         channel,
                         None,
-                        lambda note: self._agent.take_overs.take_over(session, checkpoint, note),
+                        lambda note: self._agent.replacement.take_over(session, checkpoint, note),
                     )
                 )
             case SetAutomatic(name, every, cells):
                 session = self._agent.find(name, uid)
-                session.check_usable()
+                session.core.check_usable()
                 session.automatic.set_rule(every, cells)
                 return SessionReply(session_status.describe_session(session))
             case LastCheckpoint(name, kernel_id, notebook):
@@ -220,11 +232,11 @@ class Conversations:
                     run = Run(name, kernel_id, notebook)
                     found = await last_of_ended(run, uid, self._agent.checkpoints, self._agent.runs)
                     return CheckpointReply(found)
-                return CheckpointReply(await self._agent.find(name, uid).past.last())
+                return CheckpointReply(await self._agent.find(name, uid).history.last())
             case Carried(name):
                 session = self._agent.find(name, uid)
                 session.kernel.check_is(pid)
-                session.checkpointing.carried(request)
+                session.requests.carried(request)
                 return Done()
             case CheckpointsRequest():
                 return CheckpointsReply(await self._agent.checkpoints.all(uid))
@@ -257,7 +269,7 @@ class Conversations:
         try:
             session = self._agent.find(request.session, uid)
             session.kernel.check_is(channel.peer()[0])
-            reply = CheckpointReply(await session.checkpointing.make(request, fds, channel))
+            reply = CheckpointReply(await session.maker.make(request, fds, channel))
         except ControlError as error:
             reply = Error(error.message, error.reason)
         except SingError as error:
@@ -271,14 +283,14 @@ class Conversations:
         why: str | None = ""
         if request.session and request.form != "namespace":
             session = self._agent.find(request.session, uid)
-            why = await self._agent.take_overs.obstacle(session, request.name)
+            why = await self._agent.replacement.obstacle(session, request.name)
         if why is not None and request.form == "process":
             nothing = f"Checkpoint {quoted(request.name)} has the variables, but not the process."
             raise ControlError(why or nothing, "unavailable")
         process, there = why is None, self._agent.sessions.get(request.session)
-        mine = there is not None and there.owner == uid
-        underway = there.checkpointing.underway if there is not None and mine else Underway()
-        sessions = sum(each.owner == uid for each in self._agent.sessions.values())
+        mine = there is not None and there.core.owner == uid
+        underway = there.requests.underway if there is not None and mine else Underway()
+        sessions = sum(each.core.owner == uid for each in self._agent.sessions.values())
         with underway.doing("restore", request.name) as far:
 
             def read(note: Note) -> Awaitable[tuple[CheckpointOpened, list[int]]]:
@@ -293,13 +305,11 @@ class Conversations:
         finally:
             close_all(fds)
         if there is not None and mine:
-            self._agent.chronicle.happened(
-                there, "restored", f"Restored checkpoint {request.name}."
-            )
+            there.happened("restored", f"Restored checkpoint {request.name}.")
         pid = channel.peer()[0]
         for session in self._agent.sessions.values():
             if pid > 0 and session.kernel.pid == pid:
-                session.past.note_use()
+                session.history.note_use()
 
     def _may_be_withdrawn(self, request: Message, pid: int) -> bool:
         """Return True if a request is cancelled when its sender disconnects.
@@ -316,7 +326,7 @@ class Conversations:
     async def _learn_checkpoints(self) -> None:
         """Load what the descriptions of sessions say about checkpoints."""
         if self._agent.cold.there:
-            for owner in {each.owner for each in self._agent.sessions.values()}:
+            for owner in {each.core.owner for each in self._agent.sessions.values()}:
                 await self._agent.checkpoints.learn(owner)
 
     async def _watch(self, channel: Channel, request: WatchRequest, uid: int) -> None:
@@ -399,7 +409,7 @@ class Conversations:
         there = [each for each in self._agent.sessions.values() if not each.device_state.closed]
         sessions = [
             session_status.shown(
-                session_status.describe_session(e, asking=e.id == asking), e.owner, uid
+                session_status.describe_session(e, asking=e.id == asking), e.core.owner, uid
             )
             for e in there
         ]

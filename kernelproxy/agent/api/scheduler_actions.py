@@ -12,14 +12,11 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING
 
 from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.common.errors import ControlError, SingError
 from kernelproxy.common.scheduler_api import Allowance, Arbiter
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -48,36 +45,36 @@ class AgentHands:
         found = self._sessions.get(session)
         if found is None:
             return
-        here = found.room.device.id == device
-        found.turn.bring(away=not here or found.device_state.worker is None)
+        here = found.core.room.device.id == device
+        found.lease.bring(away=not here or found.device_state.worker is None)
         if here:
-            found.turn.grant(token)
+            found.lease.grant(token)
             return
 
         def refuse(why: str) -> None:
-            found.turn.withdraw(token)
+            found.lease.withdraw(token)
             self._arbiter.refused(session, token, why)
-            found.look()  # it may have nothing to wait for any more
+            found.core.request_reconcile()  # it may have nothing to wait for any more
 
-        found.turn.promise(token, device)
+        found.lease.promise(token, device)
         self._begin(self._bring(found, device, token), refuse)
 
     async def _bring(self, session: Session, device: str, token: int) -> None:
         def check() -> None:
-            if not session.turn.is_promised(token):
+            if not session.lease.is_promised(token):
                 raise ControlError("Its turn was over before it was there.")
-            if session.wanted.pinned:
+            if session.preferences.pinned:
                 raise ControlError("It is pinned.")
 
-        await session.verbs.migrate(self._rooms[device], check)
-        if not session.turn.is_promised(token):
+        await session.commands.migrate(self._rooms[device], check)
+        if not session.lease.is_promised(token):
             raise ControlError("Its turn was over when it was there.")
-        session.turn.grant(token)
+        session.lease.grant(token)
 
     def preempt(self, session: str, token: int, within: float = 0.0) -> None:
         """See `Hands`."""
         if found := self._sessions.get(session):
-            found.turn.preempt(token, within)
+            found.lease.preempt(token, within)
 
     def evict(self, session: str, device: str, reason: str) -> None:
         """See `Hands`."""
@@ -86,9 +83,9 @@ class AgentHands:
             self._begin(self._evict(found, device, reason), stay)
 
     async def _evict(self, session: Session, device: str, reason: str) -> None:
-        if not await session.evict(device, reason):  # otherwise the session has reported it
-            pinned = "It is pinned." if session.wanted.pinned else ""
-            raise ControlError(pinned or session.stuck or "It is in use.")
+        if not await session.tenant.evict(device, reason):  # otherwise the session has reported it
+            pinned = "It is pinned." if session.preferences.pinned else ""
+            raise ControlError(pinned or session.observed.stuck or "It is in use.")
 
     def migrate(self, session: str, source: str, target: str) -> None:
         """See `Hands`."""
@@ -98,19 +95,19 @@ class AgentHands:
 
     async def _migrate(self, session: Session, source: str, target: str) -> None:
         def check() -> None:
-            if session.wanted.pinned:
+            if session.preferences.pinned:
                 raise ControlError("It is pinned.")
-            if session.room.device.id != source:
-                raise ControlError(f"It is on {session.room.device.id}.")
+            if session.core.room.device.id != source:
+                raise ControlError(f"It is on {session.core.room.device.id}.")
 
-        await session.verbs.migrate(self._rooms[target], check)
+        await session.commands.migrate(self._rooms[target], check)
 
     def explain(self, session: str, reason: str) -> None:
         """See `Hands`."""
         found = self._sessions.get(session)
-        if found and found.turn.reason != reason:
-            found.turn.reason = reason
-            found.look()
+        if found and found.lease.reason != reason:
+            found.lease.reason = reason
+            found.core.request_reconcile()
 
     def allow(self, session: str, allowance: Allowance) -> None:
         """See `Hands`."""

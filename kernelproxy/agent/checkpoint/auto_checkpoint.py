@@ -12,17 +12,19 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kernelproxy.agent.checkpoint.catalog import Checkpoints
+from kernelproxy.agent.checkpoint.checkpoint_requests import CheckpointRequests
+from kernelproxy.agent.checkpoint.history import CheckpointHistory
 from kernelproxy.agent.checkpoint.retention import surplus
+from kernelproxy.agent.session.core import Inhibitor, SessionCore
+from kernelproxy.agent.session.kernel_connection import KernelConnection
 from kernelproxy.agent.session.states import State
+from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.errors import ControlError, SingError, StoreError
 from kernelproxy.common.protocol import Checkpoint
 from kernelproxy.common.protocol.views import AutomaticView
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.checkpoint.catalog import Checkpoints
-    from kernelproxy.agent.session.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -55,21 +57,36 @@ class Rule:
         return max(0.0, self.every - seconds) if self.every > 0 else float("inf")
 
 
-class Automatic:
+class AutoCheckpoint:
     """Makes automatic checkpoints of one session.
 
     Parameters
     ----------
-    session : Session
+    core : SessionCore
+    state : DeviceState
+    kernel : KernelConnection
+    requests : CheckpointRequests
+    history : CheckpointHistory
     checkpoints : Checkpoints
     rule : Rule
     """
 
-    def __init__(self, session: Session, checkpoints: Checkpoints, rule: Rule) -> None:
+    def __init__(
+        self,
+        core: SessionCore,
+        state: DeviceState,
+        kernel: KernelConnection,
+        requests: CheckpointRequests,
+        history: CheckpointHistory,
+        checkpoints: Checkpoints,
+        rule: Rule,
+    ) -> None:
         self.rule = rule
         #: Why the last attempt failed, so that recent work is not saved; "" if it did not fail.
         self.problem = ""
-        self._session, self._checkpoints = session, checkpoints
+        self._core, self._state, self._kernel = core, state, kernel
+        self._requests, self._history, self._checkpoints = requests, history, checkpoints
+        core.inhibitors[Inhibitor.AUTO_CHECKPOINT] = lambda: self.making
         self._saved = 0  # cells that had ended when the last checkpoint was made
         self._tried, self._tried_at = 0, time.monotonic()  # cells and time of the last attempt
         self._timer: asyncio.TimerHandle | None = None
@@ -86,32 +103,32 @@ class Automatic:
     @property
     def dirty(self) -> bool:
         """True if the notebook has run a cell since its last checkpoint."""
-        return self._session.kernel.cells_ended > self._saved
+        return self._kernel.cells_ended > self._saved
 
     @property
     def _could_lose(self) -> bool:
         """True if the notebook has something to lose."""
-        session = self._session
-        lives = not session.closing and session.state is not State.FAILED
-        return lives and not session.script and self.dirty
+        core = self._core
+        lives = not core.closing and core.state is not State.FAILED
+        return lives and not core.script and self.dirty
 
     @property
     def _away(self) -> bool:
         """True if it would have to be resumed on its device for one."""
-        used = self._session.device_state.memory.client.head > 0
-        return used and self._session.state in (State.SUSPENDED, State.QUEUED)
+        used = self._state.memory.client.head > 0
+        return used and self._core.state in (State.SUSPENDED, State.QUEUED)
 
     @property
     def _needed(self) -> bool:
         """True if the notebook has something to lose, and its kernel can be asked for it."""
-        return self._could_lose and self._session.kernel.hears
+        return self._could_lose and self._kernel.reachable
 
     def tend(self) -> None:
         """Make a checkpoint if one is due, else schedule the next check."""
         self._stop_timer()
         if self._task is not None or self._away or not self._needed:
             return  # checked again when the session has resumed
-        cells = self._session.kernel.cells_ended - self._tried
+        cells = self._kernel.cells_ended - self._tried
         left = self.rule.seconds_left(cells, time.monotonic() - self._tried_at)
         if left <= 0:
             self._begin()
@@ -123,7 +140,7 @@ class Automatic:
         resumed for it. Return True if the suspension must wait for that.
         """
         on = self.rule.every > 0 or self.rule.cells > 0
-        tried = self._session.kernel.cells_ended <= self._tried
+        tried = self._kernel.cells_ended <= self._tried
         if self._task is not None or not on or tried or not self._needed:
             return False
         self._begin()
@@ -136,25 +153,30 @@ class Automatic:
     def set_rule(self, every: float, cells: int) -> None:
         """Set other intervals, until the kernel ends."""
         self.rule = replace(self.rule, every=max(0.0, every), cells=max(0, cells))
-        self._tried, self._tried_at = self._session.kernel.cells_ended, time.monotonic()
+        self._tried, self._tried_at = self._kernel.cells_ended, time.monotonic()
         self.problem = ""
-        self._session.deposit()
+        self._core.persist()
         self.tend()
 
-    def goes_on_from(self, before: Automatic) -> None:
+    def goes_on_from(self, before: AutoCheckpoint) -> None:
         """Take over the rule of a kernel that a process replaces, with all its cells saved."""
         self.rule = before.rule
-        self._saved = self._tried = self._session.kernel.cells_ended
+        self._saved = self._tried = self._kernel.cells_ended
 
-    def begun(self, name: str) -> Callable[[], object]:
-        """Note that the kernel hands over a checkpoint; return what to call once it is stored."""
-        cells, self._begun = self._session.kernel.cells_ended, name
+    def begun(self, name: str, *, by_itself: bool) -> Callable[[], object]:
+        """Note that the kernel hands over a checkpoint; return what to call once it is stored.
+
+        `by_itself`: it is an automatic one.
+        """
+        cells, self._begun = self._kernel.cells_ended, name
 
         def stored() -> None:
             self._saved = self._tried = cells
             self._tried_at, self.problem = time.monotonic(), ""
-            self._session.deposit()
+            self._core.persist()
             self.tend()
+            if not by_itself:
+                self._history.note_use()
 
         return stored
 
@@ -163,19 +185,19 @@ class Automatic:
     def _begin(self) -> asyncio.Task[str]:
         self._stop_timer()
         if self._task is None:
-            self._task = asyncio.create_task(self._make(), name=f"automatic {self._session.id}")
+            self._task = asyncio.create_task(self._make(), name=f"automatic {self._core.id}")
             self._task.add_done_callback(self._ended)
         return self._task
 
     async def _make(self) -> str:
         """Make one, and delete those that it replaces; return its name."""
-        session, self._begun = self._session, None
-        self._tried, self._tried_at = session.kernel.cells_ended, time.monotonic()
-        name = await self._checkpoints.automatic_name(session.owner, session.name)
-        await session.checkpointing.ask(Checkpoint(session.id, name, automatic=True))
+        core, self._begun = self._core, None
+        self._tried, self._tried_at = self._kernel.cells_ended, time.monotonic()
+        name = await self._checkpoints.automatic_name(core.owner, core.name)
+        await self._requests.ask(Checkpoint(core.id, name, automatic=True))
         try:
-            for each in surplus(await session.past.mine(), session.id, self.rule.keep):
-                await self._checkpoints.delete_unread(session.owner, each)
+            for each in surplus(await self._history.mine(), core.id, self.rule.keep):
+                await self._checkpoints.delete_unread(core.owner, each)
         except StoreError as error:
             raise ControlError(
                 f"Saved {name}, but could not delete older ones: {error}", error.reason
@@ -184,19 +206,19 @@ class Automatic:
 
     def _ended(self, task: asyncio.Task[str]) -> None:
         self._task = None
-        if self._session.closing or task.cancelled():
+        if self._core.closing or task.cancelled():
             return
         if (error := task.exception()) is not None:
             self.problem = str(error)
             unexpected = None if isinstance(error, SingError | OSError) else error
             log.warning(
                 "Session %s: no automatic checkpoint: %s",
-                self._session.id,
+                self._core.id,
                 error,
                 exc_info=unexpected,
             )
         self.tend()
-        self._session.look()  # a hibernation may have waited for this
+        self._core.request_reconcile()  # a hibernation may have waited for this
 
     async def before_end(self, seconds: float, turn: asyncio.Lock) -> tuple[str, str]:
         """Make one before the daemon ends, if the notebook has something to lose.
@@ -214,17 +236,17 @@ class Automatic:
         tuple of str
             The name of the checkpoint, and why it could not be made; both "" if none is needed.
         """
-        if not self._session.hibernation.asleep:
+        if not self._core.inhibited(Inhibitor.HIBERNATION):
             return await self._before_end(seconds)
         async with turn:
             return await self._before_end(seconds)
 
     async def _before_end(self, seconds: float) -> tuple[str, str]:
         """Do as `before_end`, without waiting for other sessions."""
-        asleep = self._session.hibernation.asleep
+        asleep = self._core.inhibited(Inhibitor.HIBERNATION)
         if not (self._could_lose and asleep) and not self._needed:
             return "", ""
-        name = self._session.name
+        name = self._core.name
         task = self._begin()  # a hibernating session is woken for it, and is not busy
         await asyncio.wait({task}, timeout=STORE_SECONDS if asleep else seconds)
         if not task.done() and self._begun is not None:
@@ -250,7 +272,7 @@ class Automatic:
         }
 
     def record(self) -> dict[str, Any]:
-        """Return what `adopt` needs, as JSON."""
+        """Return what `recover` needs, as JSON."""
         return {
             "rule": asdict(self.rule),
             "saved": self._saved,
@@ -259,7 +281,7 @@ class Automatic:
             "problem": self.problem,
         }
 
-    def adopt(self, record: dict[str, Any]) -> None:
+    def recover(self, record: dict[str, Any]) -> None:
         """Recover from the record of an agent that died."""
         self.rule = Rule(**record["rule"])
         self._saved, self._tried = record["saved"], record["tried"]

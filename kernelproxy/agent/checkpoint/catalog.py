@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from kernelproxy.agent.checkpoint.open_checkpoints import Openings
+from kernelproxy.agent.checkpoint.progress import Note
 from kernelproxy.agent.checkpoint.retention import Record
 from kernelproxy.agent.process.image_packing import Blobs, Packed
 from kernelproxy.agent.spill.spill_store import TABLES
-from kernelproxy.agent.status.progress import Note
 from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.common.errors import ControlError, StoreError
 from kernelproxy.common.protocol import CheckpointOpened

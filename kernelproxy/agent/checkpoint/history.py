@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from kernelproxy.common.protocol.views import CheckpointView, LastCheckpointView
 
 from kernelproxy.agent.checkpoint.catalog import Checkpoints, created_text
 from kernelproxy.agent.checkpoint.retention import Last, Record, Run, last, of_notebook
+from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.common.errors import ControlError
-from kernelproxy.common.protocol.views import CheckpointView, LastCheckpointView
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
 
 #: Number of remembered runs that died; of older ones only a hint is lost.
 _DEATHS_MAX = 1000
@@ -67,19 +64,19 @@ async def last_of_ended(
     return await checkpoints.one(owner, mine[-1].name)
 
 
-class Past:
+class CheckpointHistory:
     """The checkpoints of one session's notebook.
 
     Parameters
     ----------
-    session : Session
+    core : SessionCore
     checkpoints : Checkpoints
     runs : Runs
     """
 
-    def __init__(self, session: Session, checkpoints: Checkpoints, runs: Runs) -> None:
-        self._session, self._checkpoints, self._runs = session, checkpoints, runs
-        self._run = Run(session.id, session.kernel_id, session.notebook)
+    def __init__(self, core: SessionCore, checkpoints: Checkpoints, runs: Runs) -> None:
+        self._core, self._checkpoints, self._runs = core, checkpoints, runs
+        self._run = Run(core.id, core.kernel_id, core.notebook)
         #: See `retention.last`.
         self.fresh = True
 
@@ -87,11 +84,11 @@ class Past:
         """Mark earlier checkpoints as handled, after a restore or a manual checkpoint."""
         if self.fresh:
             self.fresh = False
-            self._session.deposit()
+            self._core.persist()
 
     async def mine(self) -> list[Record]:
         """Return the notebook's checkpoints, the oldest first; raises StoreError."""
-        return self._choose(await self._checkpoints.records(self._session.owner))
+        return self._choose(await self._checkpoints.records(self._core.owner))
 
     async def last(self) -> CheckpointView:
         """Return the checkpoint to restore, as in `Checkpoints.all`.
@@ -104,15 +101,15 @@ class Past:
         found = self._last(await self.mine())
         if found is None:
             raise ControlError(
-                f"There is no checkpoint of {self._session.name}: %sing checkpoints lists those "
+                f"There is no checkpoint of {self._core.name}: %sing checkpoints lists those "
                 "of other notebooks.",
                 "unknown-checkpoint",
             )
-        return await self._checkpoints.one(self._session.owner, found.record.name)
+        return await self._checkpoints.one(self._core.owner, found.record.name)
 
     def describe(self) -> LastCheckpointView | None:
         """Return ``last_checkpoint`` of ``openapi.yaml``."""
-        found = self._last(self._choose(self._checkpoints.known(self._session.owner)))
+        found = self._last(self._choose(self._checkpoints.known(self._core.owner)))
         if found is None:
             return None
         return {

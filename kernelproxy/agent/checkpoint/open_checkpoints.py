@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kernelproxy.agent.status.progress import Note
+from kernelproxy.agent.checkpoint.progress import Note
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import CheckpointOpened
 from kernelproxy.storage.manifest import Manifest

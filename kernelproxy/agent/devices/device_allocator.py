@@ -47,8 +47,10 @@ class Tenant(Protocol):
     owner: int
     #: Name of the user that it is for.
     user: str
-    #: Why the last attempt to suspend it failed; "" if it did not fail.
-    stuck: str
+
+    @property
+    def stuck(self) -> str:
+        """Why the last attempt to suspend it failed; "" if it did not fail."""
 
     @property
     def wants_turns(self) -> bool:

@@ -16,14 +16,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from kernelproxy.agent.lease.step_monitor import Watch
+from kernelproxy.agent.lease.step_monitor import StepMonitor
+from kernelproxy.agent.session.core import SessionCore
+from kernelproxy.agent.session.demand import WorkerDemand
+from kernelproxy.agent.session.idle_timer import IdleTimer
+from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.scheduler_api import Arbiter
 from kernelproxy.common.shared_memory import Presence
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -31,17 +31,28 @@ log = logging.getLogger(__name__)
 REST_SECONDS = 0.1
 
 
-class Turn:
+class Lease:
     """The lease of a session, or its request for one.
 
     Parameters
     ----------
-    session : Session
+    core : SessionCore
+    state : DeviceState
+    demand : WorkerDemand
+    idle : IdleTimer
     arbiter : Arbiter
     """
 
-    def __init__(self, session: Session, arbiter: Arbiter) -> None:
-        self._session, self._arbiter = session, arbiter
+    def __init__(
+        self,
+        core: SessionCore,
+        state: DeviceState,
+        demand: WorkerDemand,
+        idle: IdleTimer,
+        arbiter: Arbiter,
+    ) -> None:
+        self._core, self._state, self._demand, self._idle = core, state, demand, idle
+        self._arbiter = arbiter
         #: User-facing reason why it waits; "" until the scheduler gives one.
         self.reason = ""
         self._token: int | None = None
@@ -51,13 +62,22 @@ class Turn:
         self._resting: int | None = None  # token that it gives back on its own
         self._leaving = False  # it gives its lease back because it has nothing to execute
         self._timer: asyncio.TimerHandle | None = None
-        self.watch = Watch(session, arbiter)
+        self.monitor = StepMonitor(core, state, arbiter)
         self._bringing: tuple[float, int] | None = None  # begin of the transfer, and its bytes
 
     @property
     def held(self) -> bool:
         """True if it may execute."""
         return self._token is not None and self._taking is None
+
+    @property
+    def scheduled(self) -> bool:
+        """True if the scheduler gives and takes leases; False if all sessions may execute."""
+        return not self._arbiter.keeps
+
+    def others_wait(self) -> bool:
+        """Return True if a caller waits for its lock, or another session for its device."""
+        return self._core.awaited or self._arbiter.contended(self._core.id)
 
     @property
     def wanted(self) -> bool:
@@ -74,9 +94,9 @@ class Turn:
         if self._asked or self._closed:
             return
         self._asked, self.reason = True, ""
-        self._arbiter.wants(self._session.id)
+        self._arbiter.wants(self._core.id)
         if not self.held:
-            for each in self._session.room.tenants.values():
+            for each in self._core.room.tenants.values():
                 each.look()  # they may not need theirs any more
 
     def bring(self, *, away: bool) -> None:
@@ -84,8 +104,8 @@ class Turn:
 
         A session without a snapshot has nothing to transfer.
         """
-        size = self.watch.memory
-        here = not away or not self._session.device_state.position
+        size = self.monitor.memory
+        here = not away or not self._state.position
         self._bringing = None if here else (time.monotonic(), size)
 
     def promise(self, token: int, device: str) -> None:
@@ -107,8 +127,8 @@ class Turn:
         if self._closed:
             return
         self._asked, self._token, self._promised, self._started = True, token, None, False
-        self._session.device_state.lease = (token, True)
-        self._session.look()
+        self._state.lease = (token, True)
+        self._core.request_reconcile()
 
     def cannot(self, why: str) -> None:
         """Give back a lease that it cannot use now, as there is no room for its memory. It
@@ -117,9 +137,9 @@ class Turn:
         token = self._token
         if token is not None and self._taking is None:
             self._token = None
-            self._session.device_state.lease = (token, False)
-            self._arbiter.refused(self._session.id, token, why)
-            self._arbiter.evicted(self._session.id, self._session.room.device.id)
+            self._state.lease = (token, False)
+            self._arbiter.refused(self._core.id, token, why)
+            self.left_device()
 
     def stand_back(self) -> None:
         """Withdraw its request, though there is something to execute; `ask` requests again.
@@ -132,8 +152,8 @@ class Turn:
         if self._taking is not None or self._promised is not None or self._resting is not None:
             return
         self._token, self._asked = None, False
-        self._session.device_state.lease = (self._session.device_state.lease[0], False)
-        self._arbiter.done(self._session.id)
+        self._state.lease = (self._state.lease[0], False)
+        self._arbiter.done(self._core.id)
 
     def preempt(self, token: int, within: float = 0.0) -> None:
         """Take its lease; a token that is not the present one has no effect.
@@ -148,7 +168,7 @@ class Turn:
 
     async def start(self) -> None:
         """Let its worker, if there is one, use a new lease."""
-        state, worker, token = self._session.device_state, self._session.device_state.worker, None
+        state, worker, token = self._state, self._state.worker, None
         if self.held and not self._started and worker is not None:
             token = self._token
         if token is None or worker is None:
@@ -157,73 +177,72 @@ class Turn:
         state.announce(Presence.PRESENT)  # from now on the client need not ring
         with contextlib.suppress(OSError):  # it is dying, which is handled elsewhere
             await worker.set_lease(token, given=True)
-        self.watch.begin()
+        self.monitor.begin()
         if self._bringing is not None:
             begun, size = self._bringing
             seconds, self._bringing = time.monotonic() - begun, None
-            self._arbiter.switched(self._session.room.device.id, size, seconds)
-        self._arbiter.started(self._session.id, token)
+            self._arbiter.switched(self._core.room.device.id, size, seconds)
+        self._arbiter.started(self._core.id, token)
 
     async def _take(self, token: int, within: float) -> None:
         """Stop its worker, and notify the scheduler."""
         try:
             await self._stop(token, lambda: True, within)
         except Exception as error:  # it is not known whether it executes
-            log.exception("Session %s: its turn could not be ended", self._session.id)
+            log.exception("Session %s: its turn could not be ended", self._core.id)
             self._taking = None
-            self._session.fail(f"Something is wrong with jupyter_sing itself: {error}")
+            self._core.fail(f"Something is wrong with jupyter_sing itself: {error}")
             return
         self._token = self._taking = None
         self._rate()
-        self._arbiter.released(self._session.id, token)
-        self._session.look()
+        self._arbiter.released(self._core.id, token)
+        self._core.request_reconcile()
 
     async def _stop(self, token: int, wanted: Callable[[], bool], within: float = 0.0) -> None:
-        state = self._session.device_state
+        state = self._state
         state.lease = (token, False)
         if state.worker is not None:
             await state.worker.take_lease(token, wanted, within)
-        if not self._session.closing and state.memory.agent.presence == Presence.PRESENT:
+        if not self._core.closing and state.memory.agent.presence == Presence.PRESENT:
             state.announce(Presence.ABSENT)  # reconciling will see what was appended before
 
     def _rate(self) -> None:
         """Report to the scheduler what it has used; it does not execute any more."""
-        self.watch.measure()
-        self.watch.end()
+        self.monitor.measure()
+        self.monitor.end()
 
     async def rest(self) -> None:
         """Give the lease back if there is nothing to execute; the session's lock is held."""
-        session, token = self._session, self._token
+        core, token = self._core, self._token
         if not self._asked or self._arbiter.keeps or self._taking is not None or self._closed:
             return
         if self._promised is not None:
             return  # it reconciles again when it has arrived, or is refused
-        if session.wants_worker() or not self._over():
-            if self.held and self._arbiter.contended(session.id):
-                self._look_later()
+        if self._demand.wants_worker() or not self._over():
+            if self.held and self._arbiter.contended(core.id):
+                self._check_later()
             return
         if token is not None:
             self._token, self._leaving = None, True
             self._resting = token
             try:
-                await self._stop(token, lambda: self._resting is None or session.others_wait())
+                await self._stop(token, lambda: self._resting is None or self.others_wait())
             finally:
                 self._resting, self._leaving = None, False
         if self._closed:
             return
         self._asked = False
         self._rate()
-        self._arbiter.done(session.id)
-        session.look()  # something may have been appended before the client was notified
+        self._arbiter.done(core.id)
+        core.request_reconcile()  # something may have been appended before the client was notified
 
     def _over(self) -> bool:
         """Return True if it does nothing with the device, and probably will not for a while."""
-        session = self._session
-        if session.device_state.worker is None or session.device_state.idle:
+        if self._state.worker is None or self._state.idle:
             return True
-        return self._arbiter.contended(session.id) and session.idleness.dry() >= REST_SECONDS
+        return self._arbiter.contended(self._core.id) and self._idle.drained_for() >= REST_SECONDS
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         """Reconcile later: there is no notification for a drained log, or for how long it is."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
@@ -231,24 +250,24 @@ class Turn:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._session.look()
+        self._core.request_reconcile()
 
     def pause(self, *, over: bool = False) -> None:
         """Disable the lease while its worker is replaced by one on another device, which must not
         execute with it. `over`: the session belongs to that device now, so the lease ends.
         """
         if not self._arbiter.keeps:
-            state = self._session.device_state
+            state = self._state
             state.lease = (state.lease[0], False)
             if over:
                 self._end_taking()
                 self._token = None
-                if self._promised and self._promised[1] != self._session.room.device.id:
+                if self._promised and self._promised[1] != self._core.room.device.id:
                     self._promised = None  # another request has migrated it
 
     async def go_on(self) -> None:
         """Enable the lease again, as the worker was not replaced."""
-        state = self._session.device_state
+        state = self._state
         if self.held:
             state.lease = (state.lease[0], True)
             if state.worker is not None:
@@ -263,10 +282,18 @@ class Turn:
         if self._closed:
             return
         self._end_taking()
-        self.watch.end()
+        self.monitor.end()
         self._token, self._promised, self._asked, self.reason = None, None, True, ""
-        self._session.device_state.lease = (self._session.device_state.lease[0], False)
-        self._arbiter.lost(self._session.id, why)
+        self._state.lease = (self._state.lease[0], False)
+        self._arbiter.lost(self._core.id, why)
+
+    def left_device(self) -> None:
+        """Notify the scheduler that the session has no memory on its device any more."""
+        self._arbiter.evicted(self._core.id, self._core.room.device.id)
+
+    def moved(self, *, resident: bool) -> None:
+        """Notify the scheduler of the session's new device; `resident`: with a worker there."""
+        self._arbiter.moved(self._core.id, self._core.room.device.id, resident=resident)
 
     def suspended(self) -> None:
         """End its lease, as it is off its device; it requests another one when it needs it.
@@ -276,10 +303,10 @@ class Turn:
         if self._token is None or self._arbiter.keeps or self._closed:
             return
         self._end_taking()
-        self._session.device_state.lease = (self._token, False)
+        self._state.lease = (self._token, False)
         self._token, self._asked = None, False
         self._rate()
-        self._arbiter.done(self._session.id)
+        self._arbiter.done(self._core.id)
 
     def _end_taking(self) -> None:
         if self._taking is not None:
@@ -292,9 +319,9 @@ class Turn:
             return
         self._closed = True
         self._end_taking()
-        self.watch.end()
+        self.monitor.end()
         if self._timer is not None:
             self._timer.cancel()
-        state = self._session.device_state
+        state = self._state
         self._token, self._promised, state.lease = None, None, (state.lease[0], False)
-        self._arbiter.closed(self._session.id)
+        self._arbiter.closed(self._core.id)

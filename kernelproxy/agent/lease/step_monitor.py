@@ -14,13 +14,11 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.session.core import SessionCore
+from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.scheduler_api import Arbiter
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
 
 #: Interval in seconds at which a session that executes is polled.
 LOOK_SECONDS = 0.5
@@ -29,7 +27,7 @@ STEPS_MIN, STRETCH_SECONDS_MIN = 2, 0.3
 
 
 @dataclass(frozen=True)
-class Step:
+class MeasuredStep:
     """The step that a session repeats.
 
     Parameters
@@ -53,21 +51,22 @@ class Step:
     company: frozenset[str]
 
 
-class Watch:
+class StepMonitor:
     """Monitors one session.
 
     Parameters
     ----------
-    session : Session
+    core : SessionCore
+    state : DeviceState
     arbiter : Arbiter
     """
 
-    def __init__(self, session: Session, arbiter: Arbiter) -> None:
-        self._session, self._arbiter = session, arbiter
+    def __init__(self, core: SessionCore, state: DeviceState, arbiter: Arbiter) -> None:
+        self._core, self._state, self._arbiter = core, state, arbiter
         #: As last observed; None if nothing repeats.
-        self.step: Step | None = None
+        self.step: MeasuredStep | None = None
         self._room: Room | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._backlog: int | None = None  # end of the backlog, until that is executed
         self._since = 0.0  # when the backlog was executed
         self._alone = 0  # records of the step that was measured without other sessions
@@ -76,57 +75,56 @@ class Watch:
     def begin(self) -> None:
         """Start monitoring: the session may execute from now on."""
         self.end()
-        self._room = self._session.room
-        self._room.enter(self._session.id)
-        self._backlog = self._session.device_state.memory.client.head
+        self._room = self._core.room
+        self._room.enter(self._core.id)
+        self._backlog = self._state.memory.client.head
         if not self._arbiter.keeps:
-            self._looking = asyncio.create_task(self._look())
+            self._polling = asyncio.create_task(self._poll())
 
     def end(self) -> None:
         """Stop monitoring: the session does not execute any more. Idempotent."""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        if self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
         if self._room is not None:
-            self._room.leave(self._session.id)
+            self._room.leave(self._core.id)
             self._room = None
 
     @property
     def memory(self) -> int:
         """Bytes that it uses or waits for; bounded, as its client is not trusted to be right."""
-        session = self._session
-        state = session.device_state
+        state = self._state
         used = max(state.memory.client.memory_used, state.wish.bytes if state.wish else 0)
-        return min(used, session.room.device.memory_total)
+        return min(used, self._core.room.device.memory_total)
 
     def company(self) -> list[str]:
         """Return the ids of the other sessions that may execute on its device now."""
         others = self._room.lessees if self._room is not None else ()
-        return [each for each in others if each != self._session.id]
+        return [each for each in others if each != self._core.id]
 
     def measure(self) -> None:
         """Report to the scheduler what it has used, and how fast it is."""
-        executed, step = self._session.device_state.busy_seconds, self._comparable()
+        executed, step = self._state.busy_seconds, self._comparable()
         used, self._counted = max(executed - self._counted, 0.0), executed
         self._arbiter.measured(
-            self._session.id,
+            self._core.id,
             self.memory,
             used,
             step.seconds if step is not None else None,
             step.nadir if step is not None else None,
         )
 
-    def _comparable(self) -> Step | None:
+    def _comparable(self) -> MeasuredStep | None:
         """Return its step if that was measured beside the same sessions as now, else None.
 
         Beside others, only a step that was measured alone, too, shows what the others cost.
         """
         step, others = self.step, self.company()
-        if step is None or step.company != frozenset((self._session.id, *others)):
+        if step is None or step.company != frozenset((self._core.id, *others)):
             return None
         return None if others and step.records != self._alone else step
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Poll the worker's progress while the lease is held."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -134,11 +132,11 @@ class Watch:
             self.measure()
 
     async def _observe(self) -> None:
-        if self._room is not None and self._room is not self._session.room:  # it has migrated
-            self._room.leave(self._session.id)
-            self._room = self._session.room
-            self._room.enter(self._session.id)
-        room, worker = self._room, self._session.device_state.worker
+        if self._room is not None and self._room is not self._core.room:  # it has migrated
+            self._room.leave(self._core.id)
+            self._room = self._core.room
+            self._room.enter(self._core.id)
+        room, worker = self._room, self._state.worker
         if room is None or worker is None or not self._caught_up():
             return
         asked = time.monotonic()
@@ -150,7 +148,7 @@ class Watch:
         elif found.made >= STEPS_MIN * found.records and found.seconds >= STRETCH_SECONDS_MIN:
             if len(room.lessees) == 1:
                 self._alone = found.records
-            self.step = Step(
+            self.step = MeasuredStep(
                 found.records,
                 found.seconds * found.records / found.made,
                 found.nadir / found.records,
@@ -161,7 +159,7 @@ class Watch:
     def _caught_up(self) -> bool:
         """Return True if it has executed what its log had at the start; see Note [Backlog]."""
         if self._backlog is not None:
-            if self._session.device_state.memory.worker.consumed < self._backlog:
+            if self._state.memory.worker.consumed < self._backlog:
                 return False
             self._backlog, self._since = None, time.monotonic()
         return True

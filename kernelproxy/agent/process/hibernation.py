@@ -22,20 +22,27 @@ import time
 from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelproxy.agent.process.image_dirs import COMPLETE, ImageDirectories
 from kernelproxy.agent.process.process_dump import dump
-from kernelproxy.agent.process.process_manager import GONE, Tender
+from kernelproxy.agent.process.process_manager import (
+    GONE,
+    NOT_SHARED,
+    ProcessManagerConnection,
+    ProcessManagerSlot,
+)
+from kernelproxy.agent.residency.spill import Spiller
+from kernelproxy.agent.residency.suspend import Suspender
+from kernelproxy.agent.session.core import Inhibitor, SessionCore
+from kernelproxy.agent.session.idle_timer import IdleTimer
+from kernelproxy.agent.session.kernel_connection import KernelConnection
 from kernelproxy.agent.session.states import State
-from kernelproxy.agent.status import session_status
+from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.workers.process_watch import ProcessWatch, memory_bytes
 from kernelproxy.common.errors import ControlError, InternalError, SingError
 from kernelproxy.common.protocol import Done, HoldRequests, LetThrough, Revive, Revived
 from kernelproxy.common.units import bytes_text
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +55,7 @@ REVIVE_ATTEMPTS = 2
 JOIN_SECONDS = 30.0
 #: Pause before the next attempt if hibernation failed.
 RETRY_SECONDS = 60.0
+_FORBIDDEN_BY = (Inhibitor.PIN, Inhibitor.CHECKPOINT_REQUEST, Inhibitor.AUTO_CHECKPOINT)
 REASON = "Hibernated on disk. Resumes when you open the notebook or run a cell."
 
 
@@ -64,28 +72,45 @@ class Hibernation:
 
     Parameters
     ----------
-    session : Session
-    timeout : float
-        Seconds without use; 0 or less: never.
+    core : SessionCore
+    state : DeviceState
+    kernel : KernelConnection
+    managers : ProcessManagerSlot
+    suspender : Suspender
+    spiller : Spiller
+    idle : IdleTimer
+        Its ``hibernate_after`` says when.
     directories : ImageDirectories
     """
 
-    def __init__(self, session: Session, timeout: float, directories: ImageDirectories) -> None:
-        self.timeout = timeout
+    def __init__(
+        self,
+        core: SessionCore,
+        state: DeviceState,
+        kernel: KernelConnection,
+        managers: ProcessManagerSlot,
+        suspender: Suspender,
+        spiller: Spiller,
+        idle: IdleTimer,
+        directories: ImageDirectories,
+    ) -> None:
         self.stage: Stage | None = None
         #: Directory of the images, from `dumping` on.
         self.directory: Path | None = None
-        self._session, self._directories = session, directories
+        self._core, self._state, self._kernel, self._managers = core, state, kernel, managers
+        self._suspender, self._spiller, self._idle = suspender, spiller, idle
+        self._directories = directories
         self._not_before = 0.0
         self._cells = 0  # that had ended when hibernation was decided
         self._going = False  # hibernation is under way
         self._knocked = False
         self._ordering = False  # this object waits for a command about the process
         #: Why its process cannot be saved, if only a lack of disk space prevents it; or empty.
-        self.problem = ""
-        self._tender_watch: ProcessWatch | None = None
+        self.problem = NOT_SHARED if core.shared and idle.hibernate_after > 0 else ""
+        self._manager_watch: ProcessWatch | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._chores: set[asyncio.Task[None]] = set()
+        core.inhibitors[Inhibitor.HIBERNATION] = lambda: self.asleep
 
     @property
     def asleep(self) -> bool:
@@ -96,32 +121,30 @@ class Hibernation:
 
     def seconds_left(self) -> float:
         """Return the seconds until it should hibernate if it is not used meanwhile."""
-        session = self._session
-        if self.timeout <= 0 or self.stage is not None or self._going:
+        core = self._core
+        if self._idle.hibernate_after <= 0 or self.stage is not None or self._going:
             return float("inf")
-        if session.wanted.pinned:
+        if core.closing or core.inhibited(*_FORBIDDEN_BY):
             return float("inf")
-        if session.closing or session.checkpointing.asked or session.automatic.making:
-            return float("inf")
-        if session.state not in (State.IDLE, State.RUNNING, State.SUSPENDED):
+        if core.state not in (State.IDLE, State.RUNNING, State.SUSPENDED):
             return float("inf")
         if not self._has_process() and not self._has_device():
             return float("inf")
         return max(self._seconds_till_due(), self._not_before - time.monotonic())
 
     def _seconds_till_due(self) -> float:
-        session, now = self._session, time.monotonic()
-        active = session.idleness.active if session.device_state.idle else now
-        return active + self.timeout - now
+        now = time.monotonic()
+        active = self._idle.active if self._state.idle else now
+        return active + self._idle.hibernate_after - now
 
     def _has_process(self) -> bool:
-        return self._session.tender is not None and self._session.kernel.joined
+        return self._managers.current is not None and self._kernel.joined
 
     def _has_device(self) -> bool:
         """Return True if its device's state could be spilled."""
-        state = self._session.device_state
+        state = self._state
         can = state.snapshot is not None or state.worker is not None
-        return can and not state.disk.alone and self._session.host.cold.usable
+        return can and not state.disk.alone and self._spiller.usable
 
     def set_timer(self) -> None:
         """Schedule the next check for when it should hibernate."""
@@ -129,7 +152,7 @@ class Hibernation:
         left = self.seconds_left()
         if left != float("inf"):
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(left, 0.01), self._session.look)
+            self._timer = loop.call_later(max(left, 0.01), self._core.request_reconcile)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -143,65 +166,65 @@ class Hibernation:
         if self.seconds_left() <= 0:
             self._going = True
             self._knocked = False
-            self._cells = self._session.kernel.cells_ended
+            self._cells = self._kernel.cells_ended
             self._spawn(self._hibernate())
 
     async def _hibernate(self) -> None:
         """Hibernate, if the session is not used meanwhile."""
-        session, failed = self._session, True
+        failed = True
         try:
             if self._has_process():
                 failed = await self._with_process()
             else:
-                async with session.exclusive():
-                    failed = session.device_state.idle and await self._chill()
+                async with self._core.exclusive():
+                    failed = self._state.idle and await self._spill()
         finally:
-            seconds = RETRY_SECONDS if failed else min(self.timeout, RETRY_SECONDS)
+            seconds = RETRY_SECONDS if failed else min(self._idle.hibernate_after, RETRY_SECONDS)
             self._not_before = time.monotonic() + seconds
             self._going = False
-            session.look()
+            self._core.request_reconcile()
 
     async def _with_process(self) -> bool:
         """Hibernate with its process; return True if that failed and may fail again."""
-        session, tender = self._session, self._session.tender
-        if tender is None:
+        core, manager = self._core, self._managers.current
+        if manager is None:
             return True
         try:
-            room = await asyncio.to_thread(session.host.cold.left, session.user)
+            room = await asyncio.to_thread(self._spiller.disk_left)
             need = self._check_room(room, shared=False)
         except SingError as error:
             self._cannot(error)
             return True
         try:
             # Without the lock: the requests that the kernel still finishes may need its device.
-            await tender.order(HoldRequests(HOLD_SECONDS), Done, HOLD_SECONDS + ORDER_SECONDS)
+            await manager.order(HoldRequests(HOLD_SECONDS), Done, HOLD_SECONDS + ORDER_SECONDS)
         except ControlError as error:
-            log.info("Session %s does not hibernate: %s", session.id, error)
+            log.info("Session %s does not hibernate: %s", core.id, error)
             return error.reason != "busy"
-        async with session.exclusive():
+        async with core.exclusive():
             if self._is_used:  # its last request has begun a cell
                 self._spawn(self._let_through())
                 return False
             try:
-                session.check_usable()
-                await self._sleep(tender, need, room)
+                core.check_usable()
+                await self._sleep(manager, need, room)
             except (SingError, OSError) as error:
                 self._cannot(error)
                 if self.stage is None:
                     self._spawn(self._let_through())
                     return getattr(error, "reason", "") != "busy"
             if self.stage is Stage.ASLEEP and not self._knocked:
-                await self._chill()
-                session.reason = REASON
-                session.chronicle.happened(session, "swapped_out", REASON)
-                session.deposit()
+                await self._spill()
+                core.reason = REASON
+                core.happened("swapped_out", REASON)
+                core.persist()
         return False  # it has hibernated, though it may have been woken since
 
     def _cannot(self, error: Exception) -> None:
         """Log why it cannot hibernate; a lack of disk space only once."""
         lacks_room = getattr(error, "reason", "") == "quota"
         if not lacks_room or not self.problem:
-            log.warning("Session %s could not hibernate: %s", self._session.id, error)
+            log.warning("Session %s could not hibernate: %s", self._core.id, error)
         self.problem = str(error) if lacks_room else ""
 
     def _check_room(self, room: int, *, shared: bool) -> int:
@@ -209,7 +232,7 @@ class Hibernation:
 
         How well they compress is not known before; once the process has ended it is too late.
         """
-        need = memory_bytes(self._session.kernel.pid or 0, shared=shared)
+        need = memory_bytes(self._kernel.pid or 0, shared=shared)
         if need > room:
             raise ControlError(
                 f"Its process may take {bytes_text(need)} on disk, and the quota has "
@@ -218,32 +241,32 @@ class Hibernation:
             )
         return need
 
-    async def _sleep(self, tender: Tender, need: int, room: int) -> None:
+    async def _sleep(self, manager: ProcessManagerConnection, need: int, room: int) -> None:
         """Save its process and end it; `need` and `room` on disk in bytes."""
-        session, kernel = self._session, self._session.kernel
-        if self._knocked or not await session.suspend_if_idle("Hibernates"):
+        core, kernel = self._core, self._kernel
+        if self._knocked or not await self._suspender.suspend_if_idle("Hibernates"):
             raise ControlError("It has begun to work.", "busy")
 
         def check() -> None:
             self._check_unused()
             self._check_room(room, shared=True)  # the session's memory is detached now
 
-        self.directory = await asyncio.to_thread(self._directories.make, session.id, need)
+        self.directory = await asyncio.to_thread(self._directories.make, core.id, need)
         self.stage, kernel.may_end, self._ordering = Stage.DUMPING, True, True
-        session.deposit()
+        core.persist()
         try:
-            await dump(session, self.directory, leave_running=False, check=check)
+            await dump(manager, kernel, self.directory, leave_running=False, check=check)
         except ControlError:
             self._ordering = False
-            if session.tender is tender:
+            if self._managers.current is manager:
                 self._wake_up()
-                self._spawn(kernel.come_back())
+                self._spawn(kernel.await_return())
             else:
                 self.consider()  # the outcome is known once the process manager has reconnected
             raise
         finally:
             self._ordering = False
-        self._fall_asleep(tender)
+        self._fall_asleep(manager)
 
     @property
     def _is_used(self) -> bool:
@@ -251,39 +274,38 @@ class Hibernation:
 
         A cell that has ended since then counts, however long ago: its effects were not saved.
         """
-        session = self._session
-        has_run = session.kernel.cells_ended > self._cells
-        return self._seconds_till_due() > 0 or has_run or session.checkpointing.asked
+        has_run = self._kernel.cells_ended > self._cells
+        requested = self._core.inhibited(Inhibitor.CHECKPOINT_REQUEST)
+        return self._seconds_till_due() > 0 or has_run or requested
 
     def _check_unused(self) -> None:
         """Raise ControlError if it was used; called when the kernel has detached and sent all."""
         if self._is_used:
             raise ControlError("It has run a cell meanwhile.", "busy")
-        if not (self._session.device_state.drained and self._session.device_state.saved):
+        if not (self._state.drained and self._state.saved):
             raise ControlError("Something used the device meanwhile.", "busy")
 
-    def _fall_asleep(self, tender: Tender) -> None:
+    def _fall_asleep(self, manager: ProcessManagerConnection) -> None:
         """Note that its process is saved in the images, and has ended."""
-        session = self._session
-        session.kernel.put_away()
-        self._watch_tender(ProcessWatch(tender.pid, self._tender_ended))
+        core = self._core
+        self._kernel.note_saved()
+        self._watch_manager(ProcessWatch(manager.pid, self._manager_ended))
         self.stage, self.problem = Stage.ASLEEP, ""
-        session.reason = REASON
-        session.deposit()
-        log.info("Session %s hibernates", session.id)
+        core.reason = REASON
+        core.persist()
+        log.info("Session %s hibernates", core.id)
         if self._knocked:
             self._spawn(self._knock_again())
 
-    async def _chill(self) -> bool:
+    async def _spill(self) -> bool:
         """Spill the device's state, unless it is wanted; return True if that failed."""
-        session = self._session
         try:
-            if session.device_state.worker is None or await session.suspend_if_idle(
+            if self._state.worker is None or await self._suspender.suspend_if_idle(
                 "Not used for long"
             ):
-                await session.chilling.chill_held()
+                await self._spiller.spill_locked()
         except SingError as error:
-            log.warning("Session %s could not go to disk: %s", session.id, error)
+            log.warning("Session %s could not go to disk: %s", self._core.id, error)
             return True
         return False
 
@@ -302,7 +324,7 @@ class Hibernation:
         try:
             await self.wake()
         except SingError as error:
-            log.warning("Session %s could not be woken: %s", self._session.id, error)
+            log.warning("Session %s could not be woken: %s", self._core.id, error)
 
     async def wake(self) -> None:
         """Restore its process, if it hibernates; return when the kernel has reattached.
@@ -315,85 +337,85 @@ class Hibernation:
         if self.stage is None:
             return
         self._knocked = True  # the holder of the lock stops at the next safe point
-        async with self._session.exclusive():
-            self._session.check_usable()
+        async with self._core.exclusive():
+            self._core.check_usable()
             if self.stage is Stage.ASLEEP:
                 await self._revive()
             if self.stage is not None:
                 raise ControlError(
                     "The notebook is hibernating or waking up: try again in a few seconds.", "busy"
                 )
-        await self._session.kernel.wait_joined(JOIN_SECONDS)
+        await self._kernel.wait_joined(JOIN_SECONDS)
 
     async def _revive(self) -> None:
-        session, tender, directory = self._session, self._session.tender, self.directory
-        if tender is None or directory is None:
+        core, manager, directory = self._core, self._managers.current, self.directory
+        if manager is None or directory is None:
             raise ControlError(f"It hibernates, and {GONE}.", "unavailable")
-        session.kernel.awaits_another, self._ordering = True, True
+        self._kernel.awaits_another, self._ordering = True, True
         self.stage = Stage.REVIVING
-        session.deposit()
-        order = Revive(str(directory), session.id, beside=False)
+        core.persist()
+        order = Revive(str(directory), core.id, beside=False)
         try:
             for attempt in range(1, REVIVE_ATTEMPTS + 1):
                 try:
-                    revived = await tender.order(order, Revived, REVIVE_SECONDS)
+                    revived = await manager.order(order, Revived, REVIVE_SECONDS)
                     break
                 except ControlError as error:
-                    if session.tender is not tender:
+                    if self._managers.current is not manager:
                         raise  # the outcome is known once the process manager has reconnected
-                    log.warning("Session %s: attempt %d to wake: %s", session.id, attempt, error)
+                    log.warning("Session %s: attempt %d to wake: %s", core.id, attempt, error)
                     if attempt == REVIVE_ATTEMPTS:
                         why = f"It hibernated, and its kernel cannot come back: {error}"
-                        session.fail(why)
-                        tender.close()
+                        core.fail(why)
+                        manager.close()
                         raise ControlError(why, error.reason) from error
         finally:
             self._ordering = False
-        session.kernel.take(revived.pid)
+        self._kernel.take(revived.pid)
         self._wake_up()
         await self._let_through()
 
     def _wake_up(self) -> None:
         """Note that its process is running again."""
-        session, directory = self._session, self.directory
-        self._watch_tender(None)
+        core, directory = self._core, self.directory
+        self._watch_manager(None)
         self.stage = self.directory = None
         self._knocked = False
-        session.kernel.may_end = False
-        session.idleness.note_use()
-        if session.reason == REASON:
-            session.reason = f"Back from hibernation. {session_status.way_back(session)}"
-        session.deposit()
+        self._kernel.may_end = False
+        self._idle.note_use()
+        if core.reason == REASON:
+            core.reason = f"Back from hibernation. {self._suspender.way_back()}"
+        core.persist()
         if directory is not None:
             self._spawn(asyncio.to_thread(self._directories.remove, directory))
-        session.look()
+        core.request_reconcile()
 
     async def _let_through(self) -> None:
-        tender = self._session.tender
-        if tender is not None:
+        manager = self._managers.current
+        if manager is not None:
             try:
-                await tender.order(LetThrough(), Done, ORDER_SECONDS)
+                await manager.order(LetThrough(), Done, ORDER_SECONDS)
             except ControlError as error:  # it knocks again when it has reconnected
-                log.warning("Session %s: %s", self._session.id, error)
+                log.warning("Session %s: %s", self._core.id, error)
 
     # ---------------------------------------------------------------- events meanwhile
 
-    def tended(self, tender: Tender) -> None:
+    def manager_connected(self, manager: ProcessManagerConnection) -> None:
         """Note that a process manager has connected; no command to an earlier one is under way."""
         if self.stage is not None:
-            self._watch_tender(ProcessWatch(tender.pid, self._tender_ended))
-            self._session.deposit()
+            self._watch_manager(ProcessWatch(manager.pid, self._manager_ended))
+            self._core.persist()
         elif not self._ordering:
-            if not self._session.busy:
-                self._session.kernel.wake()
+            if not self._core.busy:
+                self._kernel.wake()
             self._spawn(self._let_through())
         self.consider()
-        self._session.look()
+        self._core.request_reconcile()
 
     def consider(self) -> None:
         """Find out the outcome of a command whose reply was lost."""
-        session, kernel, tender = self._session, self._session.kernel, self._session.tender
-        if self._ordering or session.closing or tender is None:
+        core, kernel, manager = self._core, self._kernel, self._managers.current
+        if self._ordering or core.closing or manager is None:
             return
         if self.stage is Stage.DUMPING:
             if kernel.joined:
@@ -402,26 +424,26 @@ class Hibernation:
             elif not kernel.ended:
                 kernel.wake()
             elif self.directory is not None and (self.directory / COMPLETE).exists():
-                self._fall_asleep(tender)
+                self._fall_asleep(manager)
             else:
-                session.close("Its kernel ended.")
+                core.close("Its kernel ended.")
         elif self.stage is Stage.REVIVING:
             if kernel.joined:
                 self._wake_up()
                 self._spawn(self._let_through())
             else:
                 self.stage = Stage.ASLEEP
-                session.deposit()
+                core.persist()
                 self._spawn(self._knock_again())
         elif self.stage is Stage.ASLEEP and self._knocked:
             self._spawn(self._knock_again())
 
-    def _tender_ended(self) -> None:
+    def _manager_ended(self) -> None:
         if self.asleep:
-            self._session.close("The server that ran its kernel has ended.")
+            self._core.close("The server that ran its kernel has ended.")
 
-    def _watch_tender(self, watch: ProcessWatch | None) -> None:
-        before, self._tender_watch = self._tender_watch, watch
+    def _watch_manager(self, watch: ProcessWatch | None) -> None:
+        before, self._manager_watch = self._manager_watch, watch
         if before is not None:
             before.close()
 
@@ -434,19 +456,19 @@ class Hibernation:
         self._chores.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, InternalError):
-            log.error("Session %s", self._session.id, exc_info=error)
+            log.error("Session %s", self._core.id, exc_info=error)
 
     # ---------------------------------------------------------------- outliving the agent, its end
 
     def record(self) -> tuple[dict[str, Any], list[tuple[str, int]]]:
-        """Return what `adopt` needs: a JSON record, and named descriptors, which we still own."""
-        watch = self._tender_watch
+        """Return what `recover` needs: a JSON record, and named descriptors, which we still own."""
+        watch = self._manager_watch
         pidfd = watch.pidfd if watch is not None else None
         directory = str(self.directory) if self.directory is not None else None
         record = {"stage": self.stage, "directory": directory}
         return record, [] if pidfd is None else [("tender", pidfd)]
 
-    def adopt(self, record: dict[str, Any], pidfd: int | None) -> None:
+    def recover(self, record: dict[str, Any], pidfd: int | None) -> None:
         """Recover from the record of an agent that died; takes ownership of `pidfd`.
 
         `pidfd` refers to the process manager's process.
@@ -454,14 +476,14 @@ class Hibernation:
         self.stage = Stage(record["stage"]) if record["stage"] else None
         self.directory = Path(record["directory"]) if record["directory"] else None
         if pidfd is not None:
-            self._watch_tender(ProcessWatch(0, self._tender_ended, pidfd))
+            self._watch_manager(ProcessWatch(0, self._manager_ended, pidfd))
         elif self.asleep:
-            self._tender_ended()
+            self._manager_ended()
 
     async def close(self) -> None:
         """Cancel what is under way, and remove the images."""
         self._cancel_timer()
-        self._watch_tender(None)
+        self._watch_manager(None)
         for task in self._chores:
             task.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kernelproxy.agent.process.process_manager import GONE
+from kernelproxy.agent.process.process_manager import GONE, ProcessManagerConnection
+from kernelproxy.agent.session.kernel_connection import KernelConnection
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import Dump, Dumped
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
 
 LEAVE_SECONDS = 30.0
 #: The process manager has limits of its own, which depend on the size of the process.
@@ -19,14 +16,21 @@ DUMP_SECONDS = 3600.0
 
 
 async def dump(
-    session: Session, directory: Path, *, leave_running: bool, check: Callable[[], object]
+    manager: ProcessManagerConnection | None,
+    kernel: KernelConnection,
+    directory: Path,
+    *,
+    leave_running: bool,
+    check: Callable[[], object],
 ) -> float:
     """Save the process of a kernel; afterwards the process continues or is gone.
 
     Parameters
     ----------
-    session : Session
-        Its kernel is between two of its requests; the caller holds the session's lock.
+    manager : ProcessManagerConnection or None
+        None: it is not connected.
+    kernel : KernelConnection
+        It is between two of its requests; the caller holds the session's lock.
     directory : Path
         Empty.
     leave_running : bool
@@ -45,14 +49,13 @@ async def dump(
         If it could not be saved: then it continues. If the process manager was lost, the outcome is
         not known.
     """
-    tender, kernel = session.tender, session.kernel
-    if tender is None:
+    if manager is None:
         raise ControlError(f"its process cannot be saved while {GONE}", "unavailable")
-    wake_fd = await kernel.leave(LEAVE_SECONDS)
+    wake_fd = await kernel.detach(LEAVE_SECONDS)
     try:
         check()
     except BaseException:
         kernel.wake()
         raise
     order = Dump(str(directory), wake_fd, leave_running)
-    return (await tender.order(order, Dumped, DUMP_SECONDS)).seconds
+    return (await manager.order(order, Dumped, DUMP_SECONDS)).seconds

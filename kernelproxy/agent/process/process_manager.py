@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
+from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.common.errors import ControlError, ProtocolError
 from kernelproxy.common.ipc.channel import Channel, expect
 from kernelproxy.common.protocol import Done, Error, Knock, Message
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -28,18 +26,28 @@ NOT_SHARED = (
 GONE = "the server that runs the kernel is not connected"
 
 
-class Tender:
+class ManagerListener(Protocol):
+    """Receiver of the events of a process manager."""
+
+    def manager_connected(self, manager: ProcessManagerConnection) -> None:
+        """It has connected; no command to an earlier one is under way."""
+
+    def knock(self) -> None:
+        """A request waits for the kernel."""
+
+
+class ProcessManagerConnection:
     """One connection of a process manager, until it ends.
 
     Parameters
     ----------
-    session : Session
-        The session of its kernel; changes when a restored process takes the kernel's place.
+    slot : ProcessManagerSlot
+        Of its kernel's session; changes when a restored process takes the kernel's place.
     channel : Channel
     """
 
-    def __init__(self, session: Session, channel: Channel) -> None:
-        self.session = session
+    def __init__(self, slot: ProcessManagerSlot, channel: Channel) -> None:
+        self.slot = slot
         self.pid, _ = channel.peer()
         self._channel = channel
         self._ordering = asyncio.Lock()
@@ -82,45 +90,71 @@ class Tender:
         """Confirm that it is the session's process manager, and serve it until it disconnects."""
         try:
             await self._channel.send(Done())
-            self.session.hibernation.tended(self)
+            self.slot.listener.manager_connected(self)
             while True:
                 message = expect(await self._channel.receive())
                 if isinstance(message, Knock):
-                    self.session.hibernation.knock()
+                    self.slot.listener.knock()
                 elif self._awaited is not None and not self._awaited.done():
                     self._awaited.set_result(message)
                 else:
-                    log.warning("Session %s: its tender answered nothing", self.session.id)
+                    log.warning("Session %s: its process manager answered nothing", self.slot.id)
                     return
         except (OSError, ProtocolError) as error:
-            log.info("Session %s: its tender has left: %s", self.session.id, error)
+            log.info("Session %s: its process manager has left: %s", self.slot.id, error)
         finally:
             self.close()
-            if self.session.tender is self:
-                self.session.tender = None
+            if self.slot.current is self:
+                self.slot.current = None
 
     def close(self) -> None:
         """Close the connection, and fail the command that waits for a reply."""
         self._channel.close()
         if self._awaited is not None and not self._awaited.done():
-            self._awaited.set_exception(ConnectionError("The tender has left."))
+            self._awaited.set_exception(ConnectionError("The process manager has left."))
 
 
-async def tend(session: Session, channel: Channel) -> None:
-    """Serve a process manager that asks to be a session's, until it disconnects.
+class ProcessManagerSlot:
+    """The place of one session for its kernel's process manager.
 
-    Raises
-    ------
-    ControlError
-        If it is not allowed to, or the session has ended.
+    Parameters
+    ----------
+    core : SessionCore
     """
-    _, uid = channel.peer()
-    if session.shared:
-        raise ControlError(NOT_SHARED, "unavailable")
-    if not uid == os.getuid() == session.owner:
-        raise ControlError("Only the user who started a kernel manages its process.", "not-allowed")
-    session.check_usable()
-    if session.tender is not None:
-        session.tender.close()
-    session.tender = Tender(session, channel)
-    await session.tender.serve()
+
+    #: Set before a process manager connects.
+    listener: ManagerListener
+
+    def __init__(self, core: SessionCore) -> None:
+        self.id = core.id
+        #: None while none is connected.
+        self.current: ProcessManagerConnection | None = None
+        self._core = core
+
+    async def serve(self, channel: Channel) -> None:
+        """Serve a process manager that asks to be the session's, until it disconnects.
+
+        Raises
+        ------
+        ControlError
+            If it is not allowed to, or the session has ended.
+        """
+        _, uid = channel.peer()
+        if self._core.shared:
+            raise ControlError(NOT_SHARED, "unavailable")
+        if not uid == os.getuid() == self._core.owner:
+            raise ControlError("Only the user who started a kernel manages its process.", "not-allowed")
+        self._core.check_usable()
+        if self.current is not None:
+            self.current.close()
+        self.current = ProcessManagerConnection(self, channel)
+        await self.current.serve()
+
+    def hand_over(self, manager: ProcessManagerConnection, to: ProcessManagerSlot) -> None:
+        """Give the process manager to another session, whose process takes the kernel's place."""
+        self.current, to.current, manager.slot = None, manager, to
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self.current is not None:
+            self.current.close()

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from kernelproxy.agent.session.core import Inhibitor, SessionCore
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.protocol import OpenSession
 from kernelproxy.common.scheduler_api import Allowance
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.preferences import Wanted
 
 
 def waits(request: OpenSession, settings: Settings, allowance: Allowance) -> tuple[float, float]:
@@ -38,24 +34,23 @@ def waits(request: OpenSession, settings: Settings, allowance: Allowance) -> tup
     return (0.0 if suspend == math.inf else suspend, 0.0 if hibernate == math.inf else hibernate)
 
 
-class Idleness:
-    """Calls `look` when a session may have been idle for its timeout.
+class IdleTimer:
+    """Requests reconciling when a session may have been idle for its timeout.
 
     Parameters
     ----------
+    core : SessionCore
     state : DeviceState
-    timeout : float
-        Seconds without use after which it is suspended; 0 or less: never.
-    wanted : Wanted
-        Tells if the session is pinned: then it is never suspended for idleness.
-    look : callable
+    timeouts : tuple of float
+        Seconds without use after which it is suspended, and after which it hibernates; 0 or less:
+        never. A pinned session is never suspended for idleness.
     """
 
     def __init__(
-        self, state: DeviceState, timeout: float, wanted: Wanted, look: Callable[[], object]
+        self, core: SessionCore, state: DeviceState, timeouts: tuple[float, float]
     ) -> None:
-        self.timeout = timeout
-        self._state, self._wanted, self._look = state, wanted, look
+        self.suspend_after, self.hibernate_after = timeouts
+        self._core, self._state = core, state
         self._used = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -68,11 +63,11 @@ class Idleness:
         """Count the present moment as a use."""
         self._used = time.monotonic()
 
-    def rested(self) -> float:
+    def idle_for(self) -> float:
         """Return the seconds since its last use; 0 if it has something to do."""
         return max(time.monotonic() - self.active, 1e-9) if self._state.idle else 0.0
 
-    def dry(self) -> float:
+    def drained_for(self) -> float:
         """Return the seconds for which there has been nothing to execute; 0 if there is."""
         if not self._state.drained:
             return 0.0
@@ -80,11 +75,15 @@ class Idleness:
 
     def seconds_left(self) -> float:
         """Return the seconds until it should be suspended if it is not used meanwhile."""
-        if self._state.worker is None or self.timeout <= 0 or self._wanted.pinned:
+        if (
+            self._state.worker is None
+            or self.suspend_after <= 0
+            or self._core.inhibited(Inhibitor.PIN)
+        ):
             return float("inf")
         if not self._state.idle:
-            return self.timeout
-        return self.active + self.timeout - time.monotonic()
+            return self.suspend_after
+        return self.active + self.suspend_after - time.monotonic()
 
     def set_timer(self) -> None:
         """Schedule the next check for when it should be suspended."""
@@ -92,7 +91,7 @@ class Idleness:
         left = self.seconds_left()
         if left != float("inf"):
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(left, 0.001), self._look)
+            self._timer = loop.call_later(max(left, 0.001), self._core.request_reconcile)
 
     def cancel(self) -> None:
         """Cancel the scheduled check."""

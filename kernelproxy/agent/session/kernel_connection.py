@@ -17,8 +17,11 @@ import contextlib
 import json
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from kernelproxy.agent.session.core import SessionCore
+from kernelproxy.agent.session.idle_timer import IdleTimer
+from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.workers.process_watch import ProcessWatch
 from kernelproxy.agent.workers.zygotes import Zygotes
 from kernelproxy.common.errors import ControlError, ProtocolError, WorkerError
@@ -36,9 +39,6 @@ from kernelproxy.common.protocol import (
 )
 from kernelproxy.common.shared_memory import close_all
 
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
-
 log = logging.getLogger(__name__)
 
 #: Time limit for the process manager to wake a kernel whose process it has saved.
@@ -49,16 +49,42 @@ KERNEL_ENDED = "Its kernel ended."
 _Pipe = tuple[int, int, int]
 
 
-class Attachment:
+class KernelListener(Protocol):
+    """Receiver of the events of a kernel."""
+
+    def kernel_joined(self) -> None:
+        """It is connected."""
+
+    def kernel_ended(self) -> None:
+        """Its process has ended, as it may while it is being saved."""
+
+    def cells_ended(self) -> None:
+        """Cells have ended, or one may have: it is connected."""
+
+    def cell_asked(self) -> None:
+        """Its user runs another cell while one runs."""
+
+
+class KernelConnection:
     """Closes the session when its kernel ends, and reconciles it when the kernel rings.
 
     Parameters
     ----------
-    session : Session
+    core : SessionCore
+    state : DeviceState
+    idle : IdleTimer
     zygotes : Zygotes
+    listener : KernelListener
     """
 
-    def __init__(self, session: Session, zygotes: Zygotes) -> None:
+    def __init__(
+        self,
+        core: SessionCore,
+        state: DeviceState,
+        idle: IdleTimer,
+        zygotes: Zygotes,
+        listener: KernelListener,
+    ) -> None:
         self.pid: int | None = None
         self.torch_version: str | None = None
         #: True if its process may end without closing the session: it is being saved.
@@ -73,11 +99,12 @@ class Attachment:
         self.end_is_wanted = False
         #: Cells that had ended before it attached.
         self.cells_before = 0
-        self._session, self._zygotes = session, zygotes
+        self._core, self._state, self._idle = core, state, idle
+        self._zygotes, self._listener = zygotes, listener
         self._attached = False
         self._channel: Channel | None = None
         self._joined = asyncio.Event()
-        self._leaving: asyncio.Future[int] | None = None
+        self._detaching: asyncio.Future[int] | None = None
         self._wake: _Pipe | None = None  # of a detached kernel that was not woken from here
         self._watch: ProcessWatch | None = None
 
@@ -94,11 +121,11 @@ class Attachment:
     def _on_end(self) -> None:
         if self.may_end:
             self.ended = True
-            self._session.hibernation.consider()
+            self._listener.kernel_ended()
         elif self.pid is None:
-            self._session.close("Its kernel never started.")
+            self._core.close("Its kernel never started.")
         else:
-            self._session.close(KERNEL_ENDED, died=True)
+            self._core.close(KERNEL_ENDED, died=True)
 
     def unwatch(self) -> None:
         """Stop watching the process. Idempotent."""
@@ -113,7 +140,7 @@ class Attachment:
             self._watch_process(pid)  # its socket may live on in children that it forked
         self.awaits_another = False
 
-    def put_away(self) -> None:
+    def note_saved(self) -> None:
         """Note that the session continues without a process."""
         self.unwatch()
         self.may_end = self.ended = False
@@ -150,23 +177,23 @@ class Attachment:
         ControlError
             If the session has another kernel already, or no worker could run for this one.
         """
-        session, (pid, _) = self._session, channel.peer()
+        pid, _ = channel.peer()
         self._check_may_join(pid, self._attached)
         self._attached = True
         try:
             await self._attach(pid, torch_version)
             self._join(channel)
-            fds = session.device_state.memory.kernel_fds()
+            fds = self._state.memory.kernel_fds()
             try:
-                await channel.send(Attached(session.id), fds)
+                await channel.send(Attached(self._core.id), fds)
             finally:
                 close_all(fds)
-            session.look()
-            why = await self._hear(channel)
+            self._core.request_reconcile()
+            why = await self._receive(channel)
         finally:
             self._attached = False
         if why:
-            session.close(why, died=why == KERNEL_ENDED)
+            self._core.close(why, died=why == KERNEL_ENDED)
 
     async def listen(self, channel: Channel) -> None:
         """Serve a kernel that has no device yet, until it attaches or disconnects: as `serve`.
@@ -176,65 +203,65 @@ class Attachment:
         ControlError
             If the session has another kernel already.
         """
-        session, (pid, _) = self._session, channel.peer()
+        pid, _ = channel.peer()
         self._check_may_join(pid, self._attached)
         if pid != self.pid:
             self.take(pid)
-            session.deposit()
+            self._core.persist()
         self._join(channel)
         await channel.send(Done())
-        session.automatic.tend()
-        why = await self._hear(channel)
+        self._listener.cells_ended()
+        why = await self._receive(channel)
         if why and self._channel is channel:  # it has not attached
-            session.close(why, died=why == KERNEL_ENDED)
+            self._core.close(why, died=why == KERNEL_ENDED)
 
     def _check_may_join(self, pid: int, taken: bool) -> None:
         known = self.pid in (None, pid) or self.awaits_another
-        if taken or self._session.closing or not known:
+        if taken or self._core.closing or not known:
             raise ControlError(
-                f"Session {self._session.id} belongs to another process already.",
+                f"Session {self._core.id} belongs to another process already.",
                 "already-attached",
             )
 
     async def _attach(self, pid: int, torch_version: str) -> None:
         """Make a process the kernel and check its version of torch; raises as `serve`."""
-        session = self._session
+        core = self._core
         if len(torch_version) > _VERSION_MAX:
             raise ControlError("That is no version of torch.", "bad-request")
         if self.torch_version is None:
             try:
                 # Better to report it now, while the kernel can still run without us, than at its
                 # first cell.
-                await self._zygotes.get(session.python, torch_version)
+                await self._zygotes.get(core.python, torch_version)
             except WorkerError as error:
                 raise ControlError(str(error), "unavailable") from error
-            if session.closing:
-                raise ControlError(f"Session {session.id} was closed.", "ended")
+            if core.closing:
+                raise ControlError(f"Session {core.id} was closed.", "ended")
             self.torch_version = torch_version
         if pid != self.pid or self.may_end:
             self.take(pid)
-        session.deposit()
+        self._core.persist()
 
     def _join(self, channel: Channel) -> None:
         self._channel, self._wake = channel, None
         self.may_end = self.awaits_another = False
         self._joined.set()
-        self._session.hibernation.consider()
-        self._session.look()
+        self._listener.kernel_joined()
+        self._core.request_reconcile()
 
-    async def _hear(self, channel: Channel) -> str:
+    async def _receive(self, channel: Channel) -> str:
         """Receive until the connection ends; return the reason, or "" if the kernel detached."""
         try:
             while True:
                 message = expect(await channel.receive())
                 if isinstance(message, Bell):
-                    self._session.look()
+                    self._core.request_reconcile()
                 elif isinstance(message, CellAsked):
-                    self._session.let_go_on()
+                    self._listener.cell_asked()
                 elif isinstance(message, CellsEnded):
                     self._count_cells(message.count)
-                elif isinstance(message, Left) and not self._session.shared:
-                    self._left(message.wake_fd)
+                elif isinstance(message, Left) and not self._core.shared:
+                    self._detached(message.wake_fd)
                     return ""
                 elif isinstance(message, Error):
                     self._stayed(ControlError(message.message, message.reason))
@@ -247,15 +274,15 @@ class Attachment:
 
     def _count_cells(self, count: int) -> None:
         if count > self.cells_before:  # else it has only reconnected
-            self._session.idleness.note_use()
+            self._idle.note_use()
         self.cells_before = count
         if self._attached:  # it does not report this again
-            self._session.deposit()
-        self._session.automatic.tend()
+            self._core.persist()
+        self._listener.cells_ended()
 
     # ---------------------------------------------------------------- detaching
 
-    async def leave(self, seconds: float) -> int:
+    async def detach(self, seconds: float) -> int:
         """Make it give up memory and connection; return the number of its wake pipe.
 
         Raises
@@ -263,38 +290,38 @@ class Attachment:
         ControlError
             If it does not: then it is still connected, or reattaches by itself.
         """
-        self._leaving = asyncio.get_running_loop().create_future()
+        self._detaching = asyncio.get_running_loop().create_future()
         try:
             await self.send(Leave())
             async with asyncio.timeout(seconds):
-                return await self._leaving
+                return await self._detaching
         except TimeoutError:
             raise ControlError("The kernel does not let go of its device.", "timeout") from None
         finally:
-            self._leaving = None
+            self._detaching = None
 
-    def _left(self, wake_fd: int) -> None:
+    def _detached(self, wake_fd: int) -> None:
         self._channel = None
         self._joined.clear()
         self.absences += 1
         with contextlib.suppress(OSError):  # it has ended
             self._wake = _pipe_of(self.pid, wake_fd)
-        self._session.deposit()  # if this agent dies, the next one must be able to wake the kernel
-        if self._leaving is not None and not self._leaving.done():
-            self._leaving.set_result(wake_fd)
+        self._core.persist()  # if this agent dies, the next one must be able to wake the kernel
+        if self._detaching is not None and not self._detaching.done():
+            self._detaching.set_result(wake_fd)
         else:
-            self.wake()  # it took so long that the caller of `leave` has given up
+            self.wake()  # it took so long that the caller of `detach` has given up
 
     def _stayed(self, error: ControlError) -> None:
-        if self._leaving is not None and not self._leaving.done():
-            self._leaving.set_exception(error)
+        if self._detaching is not None and not self._detaching.done():
+            self._detaching.set_exception(error)
 
     def wake(self) -> None:
         """Make a detached kernel reattach, unless it has been woken already."""
         wake, self._wake = self._wake, None
         if wake is None:
             return
-        line = json.dumps({"restored": False, "session": self._session.id}).encode() + b"\n"
+        line = json.dumps({"restored": False, "session": self._core.id}).encode() + b"\n"
         try:
             # Only the pipe it had when it detached: the number may be another file's by now.
             if _pipe_of(self.pid, wake[0]) != wake:
@@ -305,9 +332,9 @@ class Attachment:
             finally:
                 os.close(fd)
         except OSError as error:  # it has ended, which its watch notices, or has closed the pipe
-            log.info("Session %s: its kernel cannot be woken: %s", self._session.id, error)
+            log.info("Session %s: its kernel cannot be woken: %s", self._core.id, error)
 
-    async def come_back(self) -> None:
+    async def await_return(self) -> None:
         """Wait until a kernel reattaches whose process was to be saved.
 
         Its process manager wakes it; if that does not happen in time, this does.
@@ -315,20 +342,20 @@ class Attachment:
         try:
             await self.wait_joined(WAKE_SECONDS)
         except ControlError:
-            log.warning("Session %s: its kernel was not woken", self._session.id)
+            log.warning("Session %s: its kernel was not woken", self._core.id)
             self.wake()
 
     # ---------------------------------------------------------------- messages to it
 
     @property
-    def hears(self) -> bool:
+    def reachable(self) -> bool:
         """True if messages can be sent to it now."""
         return self._channel is not None
 
     @property
     def cells_ended(self) -> int:
         """Number of cells it has run, as far as known; see Note [Counting cells]."""
-        return self.cells_before + self._session.device_state.memory.client.cells_ended
+        return self.cells_before + self._state.memory.client.cells_ended
 
     def check_is(self, pid: int) -> None:
         """Raise ControlError if a process is not the kernel; before one attached, any may be."""
@@ -353,7 +380,7 @@ class Attachment:
     # ---------------------------------------------------------------- outliving the agent
 
     def record(self) -> tuple[dict[str, Any], list[tuple[str, int]]]:
-        """Return what `adopt` needs: a JSON record, and named descriptors, which we still own."""
+        """Return what `recover` needs: a JSON record, and named descriptors, which we still own."""
         pidfd = self._watch.pidfd if self._watch is not None else None
         record = {
             "pid": self.pid,
@@ -365,14 +392,14 @@ class Attachment:
         }
         return record, [] if pidfd is None else [("watched", pidfd)]
 
-    def adopt(self, record: dict[str, Any], pidfd: int | None, *, asleep: bool) -> None:
+    def recover(self, record: dict[str, Any], pidfd: int | None, *, asleep: bool) -> None:
         """Recover from the record of an agent that died; the kernel will attach again.
 
         Parameters
         ----------
         record : dict
         pidfd : int or None
-            The attachment takes ownership.
+            The connection takes ownership.
         asleep : bool
             True if there is no process.
         """
@@ -387,7 +414,7 @@ class Attachment:
             self.ended = True
         elif not asleep and self.pid != 0:
             # It ended when the agent did. (Pid 0 is in another PID namespace: not watched.)
-            self._session.close(KERNEL_ENDED, died=True)
+            self._core.close(KERNEL_ENDED, died=True)
 
 
 def _pipe_of(pid: int | None, fd: int) -> _Pipe:

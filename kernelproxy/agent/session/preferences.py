@@ -13,69 +13,79 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernelproxy.agent.status import session_status
+from kernelproxy.agent.session.core import Inhibitor, SessionCore
+from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.errors import ControlError
-from kernelproxy.common.protocol.views import SessionView
-from kernelproxy.common.scheduler_api import TIERS
+from kernelproxy.common.scheduler_api import TIERS, Arbiter, SessionDescription
 from kernelproxy.common.untrusted import parse_json
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
 
 log = logging.getLogger(__name__)
 
 REMEMBERED_MAX = 1000
 
 
-class Wanted:
+class Preferences:
     """The preferences for one session, and for its kernel's next session after a restart.
 
     Parameters
     ----------
-    session : Session
+    core : SessionCore
+    state : DeviceState
+    arbiter : Arbiter
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, core: SessionCore, state: DeviceState, arbiter: Arbiter) -> None:
         self.pinned = False
         #: The tier it asks for; None: no preference.
         self.tier: str | None = None
-        self._session = session
+        self._core, self._state, self._arbiter = core, state, arbiter
+        core.inhibitors[Inhibitor.PIN] = lambda: self.pinned
 
-    def pin(self, pinned: bool) -> SessionView:
-        """Pin the session to its device, or unpin it; return its description afterwards.
+    def terms(self) -> SessionDescription:
+        """Return the session's description for the scheduler."""
+        core = self._core
+        used = min(self._state.memory.client.memory_used, core.room.ledger.total)
+        bound = core.request.device is not None
+        device = core.room.device.id
+        return SessionDescription(
+            core.id, core.name, core.owner, device, used, bound, core.user, self.pinned, self.tier
+        )
+
+    def pin(self, pinned: bool) -> None:
+        """Pin the session to its device, or unpin it.
 
         Raises
         ------
         ControlError
             If the session has ended, or its user is not allowed to.
         """
-        self._session.check_usable()
-        return self._change(pinned, self.tier)
+        self._core.check_usable()
+        self._change(pinned, self.tier)
 
-    def prefer(self, level: str) -> SessionView:
+    def prefer(self, level: str) -> None:
         """Ask for a tier; raises as `pin`."""
-        self._session.check_usable()
+        self._core.check_usable()
         if level not in TIERS:
             known = ", ".join(TIERS)
             raise ControlError(f"There is no priority {level!r}, only {known}.", "bad-request")
-        return self._change(self.pinned, level)
+        self._change(self.pinned, level)
 
-    def _change(self, pinned: bool, tier: str | None) -> SessionView:
-        session, before = self._session, (self.pinned, self.tier)
-        if (pinned, tier) != before:
-            self.pinned, self.tier = pinned, tier
-            try:
-                session.arbiter.changed(session.terms())
-            except ControlError:
-                self.pinned, self.tier = before
-                raise
-            session.deposit()
-            for room in session.room.rooms:  # own timers and others' reasons to wait depend on it
-                for each in room.tenants.values():
-                    each.look()
-        return session_status.describe_session(session)
+    def _change(self, pinned: bool, tier: str | None) -> None:
+        before = self.pinned, self.tier
+        if (pinned, tier) == before:
+            return
+        self.pinned, self.tier = pinned, tier
+        try:
+            self._arbiter.changed(self.terms())
+        except ControlError:
+            self.pinned, self.tier = before
+            raise
+        self._core.persist()
+        for room in self._core.room.rooms:  # own timers and others' reasons to wait depend on it
+            for each in room.tenants.values():
+                each.look()
 
     @property
     def anything(self) -> bool:
@@ -83,14 +93,14 @@ class Wanted:
         return self.pinned or self.tier is not None
 
     def record(self) -> dict[str, Any]:
-        """Return what `adopt` needs, as JSON."""
+        """Return what `recover` needs, as JSON."""
         return {"pinned": self.pinned, "tier": self.tier}
 
-    def adopt(self, record: dict[str, Any]) -> None:
+    def recover(self, record: dict[str, Any]) -> None:
         """Recover from the record of an agent that died."""
         self._take(record["pinned"], record["tier"])
 
-    def goes_on_from(self, before: Wanted) -> None:
+    def goes_on_from(self, before: Preferences) -> None:
         """Take over the preferences of a kernel that another process replaces."""
         self._take(before.pinned, before.tier)
 
@@ -102,7 +112,7 @@ class Wanted:
                 return
 
 
-class Remembered:
+class RememberedPreferences:
     """Preferences for sessions that have closed: a restarted kernel keeps its id and gets another
     session, maybe of another daemon.
 

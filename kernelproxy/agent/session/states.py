@@ -1,7 +1,8 @@
-"""The states of a session and the transitions between them."""
+"""The states of a session: one table of their properties, and the transitions between them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from kernelproxy.common.errors import InternalError
@@ -25,6 +26,46 @@ class State(StrEnum):
     FAILED = "failed"
     PREPARING = "preparing"
 
+
+@dataclass(frozen=True)
+class StateTraits:
+    """The properties of a state from which other modules derive what they do in it.
+
+    Parameters
+    ----------
+    has_worker : bool
+        True if a worker is there or is being started: a change between two such states need not
+        be persisted.
+    occupies : int
+        0 if the session is on no device. Otherwise the rank of the state: where a chart merges
+        short periods, the higher rank is shown.
+    executes : bool
+        True if its device memory changes while it is in this state.
+    changes_unreported : bool
+        True if the shared pages may change in it without a message: it is polled.
+    before_worker : bool
+        True if a session without a worker waits for one in it, or will when a cell runs.
+    """
+
+    has_worker: bool = False
+    occupies: int = 0
+    executes: bool = False
+    changes_unreported: bool = False
+    before_worker: bool = False
+
+
+TRAITS: dict[State, StateTraits] = {
+    State.IDLE: StateTraits(has_worker=True, occupies=1, before_worker=True),
+    State.RUNNING: StateTraits(has_worker=True, occupies=4, executes=True, changes_unreported=True),
+    State.QUEUED: StateTraits(changes_unreported=True, before_worker=True),
+    State.SUSPENDED: StateTraits(),
+    State.RESTORING: StateTraits(
+        has_worker=True, occupies=2, executes=True, changes_unreported=True, before_worker=True
+    ),
+    State.MIGRATING: StateTraits(occupies=3, executes=True, changes_unreported=True),
+    State.FAILED: StateTraits(),
+    State.PREPARING: StateTraits(),
+}
 
 _I, _R, _Q, _S, _T, _M, _F, _P = State
 

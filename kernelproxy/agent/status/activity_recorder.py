@@ -9,21 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from kernelproxy.agent.devices.device_allocator import Room
-from kernelproxy.agent.session.states import State
+from kernelproxy.agent.lifecycle.session import Session
+from kernelproxy.agent.session.states import TRAITS, State
 from kernelproxy.agent.status import session_status
 from kernelproxy.agent.status.activity_store import ENDED, Record
 from kernelproxy.agent.status.timeline import Change
 from kernelproxy.common.readable import device_name
 
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
-
 #: Delay of polling memory after a change, and its interval while sessions execute.
 SOON_SECONDS, LOOK_SECONDS = 0.5, 5.0
-_EXECUTING = {State.RUNNING, State.RESTORING, State.MIGRATING}
 #: An idle session that has no worker yet.
 _UNUSED = "unused"
 
@@ -66,15 +62,16 @@ class Chronicle:
 
     def opened(self, session: Session) -> None:
         """Record a new session."""
-        self._record.opened(session.id, session.owner, session.user, session.name)
+        core = session.core
+        self._record.opened(core.id, core.owner, core.user, core.name)
         self.became(session)
 
-    def became(self, session: Session, *, adopted: bool = False) -> None:
+    def became(self, session: Session, *, recovered: bool = False) -> None:
         """Record that a session is in another state, or on another device.
 
-        `adopted`: it was already in that state under the previous agent, which has recorded it.
+        `recovered`: it was already in that state under the previous agent, which has recorded it.
         """
-        state, device = _state(session), session.room.device.id
+        state, device = _state(session), session.core.room.device.id
         if self._last.get(session.id) == (device, state):
             return
         self.note_executed(session)
@@ -83,21 +80,21 @@ class Chronicle:
         self._look_within(SOON_SECONDS)
         if state == State.SUSPENDED and session.id not in self._suspended:
             self._suspended.add(session.id)
-            if not adopted:
-                self.happened(session, "suspended", session.reason)
+            if not recovered:
+                self.happened(session, "suspended", session.core.reason)
         elif state in (State.RUNNING, State.IDLE) and session.id in self._suspended:
             self._suspended.discard(session.id)
             self.happened(session, "resumed", f"Resumed on {device_name(device)}.")
-        elif state == State.FAILED and not adopted:
-            self.happened(session, "failed", session.reason)
+        elif state == State.FAILED and not recovered:
+            self.happened(session, "failed", session.core.reason)
 
     def happened(self, session: Session, kind: str, text: str) -> None:
         """Record an event of a session: a kind as in ``openapi.yaml``, and a sentence."""
-        self._record.happened(time.time(), kind, session.id, session.room.device.id, text)
+        self._record.happened(time.time(), kind, session.id, session.core.room.device.id, text)
 
     def closed(self, session: Session) -> None:
         """Record that a session has ended and uses nothing any more."""
-        device, _ = self._last.pop(session.id, (session.room.device.id, ""))
+        device, _ = self._last.pop(session.id, (session.core.room.device.id, ""))
         self._executed.pop(session.id, None)
         self._suspended.discard(session.id)
         self._record.changed(Change(time.time(), session.id, device, ENDED))
@@ -116,7 +113,7 @@ class Chronicle:
         """Record the memory in use, and that the daemon is alive."""
         self._timer = None
         self._note_memory()
-        if any(each.state in _EXECUTING for each in self._sessions.values()):
+        if any(TRAITS[each.core.state].executes for each in self._sessions.values()):
             self._look_within(LOOK_SECONDS)
 
     def note_executed(self, session: Session) -> None:
@@ -129,7 +126,7 @@ class Chronicle:
             before = total  # from an agent that died, which has recorded it
         self._executed[session.id] = total
         if (seconds := total - (before or 0.0)) > 0.0:
-            device, _ = self._last.get(session.id, (session.room.device.id, ""))
+            device, _ = self._last.get(session.id, (session.core.room.device.id, ""))
             self._record.executed(time.time(), session.id, device, seconds)
 
     def _note_memory(self) -> None:
@@ -137,7 +134,7 @@ class Chronicle:
         for each in self._sessions.values():
             if not each.device_state.closed:
                 self.note_executed(each)
-                used[each.room.device.id] += session_status.memory_used(each)
+                used[each.core.room.device.id] += session_status.memory_used(each)
         for device, count in used.items():
             if self._used.get(device, 0) != count:
                 self._used[device] = count
@@ -154,7 +151,7 @@ class Chronicle:
 
 def _state(session: Session) -> str:
     """Return a session's state, as the record spells it."""
-    state = session.standing()[0]
+    state = session.observed.user_visible()[0]
     if session.device_state.worker is None and state in (State.IDLE, State.PREPARING):
         return _UNUSED
     return str(state)

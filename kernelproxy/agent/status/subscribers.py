@@ -17,17 +17,14 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from kernelproxy.common.protocol.views import DeviceView, SessionView, SharingView
 
 from kernelproxy.agent.devices.device_allocator import Room
-from kernelproxy.agent.session.states import State
+from kernelproxy.agent.lifecycle.session import Session
+from kernelproxy.agent.session.states import TRAITS
 from kernelproxy.agent.status import session_status
 from kernelproxy.common.ipc.channel import Channel, close_fds
 from kernelproxy.common.protocol import Changed, StatusReply
-from kernelproxy.common.protocol.views import DeviceView, SessionView, SharingView
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
 
 #: Delay from a report to the notification, and so between two messages to one subscriber.
 TELL_SECONDS = 0.1
@@ -43,7 +40,6 @@ _TOLD = (
     "state", "tier", "device", "reason", "name", "pinned", "priority", "served_as", "recoverable",
     "last_checkpoint", "progress", "queue_position", "worker_pid", "shared",
 )  # fmt: skip
-_MOVING = {State.RUNNING, State.QUEUED, State.RESTORING, State.MIGRATING}
 
 
 def differs(before: SessionView, now: SessionView, seconds: float, memory_total: int) -> bool:
@@ -52,7 +48,7 @@ def differs(before: SessionView, now: SessionView, seconds: float, memory_total:
     Parameters
     ----------
     before, now : dict
-        SessionViews of it, see `session_status.describe_session`.
+        Descriptions of it, see `session_status.describe_session`.
     seconds : float
         Time between the two.
     memory_total : int
@@ -135,7 +131,7 @@ class Audience:
     def _refresh(self, session: Session) -> SessionView:
         """Describe a session, and send the description if it differs from the last one."""
         now, described = time.monotonic(), session_status.describe_session(session)
-        told, total = self._told.get(session.id), session.room.device.memory_total
+        told, total = self._told.get(session.id), session.core.room.device.memory_total
         if told is None or differs(told[0], described, now - told[1], total):
             self._told[session.id] = described, now
             self._tell_all(session.id)
@@ -218,7 +214,7 @@ class Audience:
     def _view(self, described: SessionView, uid: int) -> SessionView:
         """Return a session's description as a user may see it."""
         there = self._sessions.get(described["id"])
-        return session_status.shown(described, there.owner if there is not None else 0, uid)
+        return session_status.shown(described, there.core.owner if there is not None else 0, uid)
 
     def _devices(self) -> list[DeviceView]:
         told = [each for each, _ in self._told.values()]
@@ -259,7 +255,8 @@ class _Watcher:
 
 def _moves(session: Session) -> bool:
     """Return True if its shared pages may change without a report."""
-    return session.state in _MOVING or session.checkpointing.underway.describe() is not None
+    state = session.core.state
+    return TRAITS[state].changes_unreported or session.requests.underway.describe() is not None
 
 
 async def _hung_up(channel: Channel) -> None:

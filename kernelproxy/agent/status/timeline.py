@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-#: States in which a session is on its device, in ascending order of importance.
-HELD = ("idle", "restoring", "migrating", "running")
-_RANK = {state: rank for rank, state in enumerate(HELD)}
-QUEUED = "queued"
+from kernelproxy.agent.session.states import TRAITS, State
+
+#: States in which a session is on its device, with their ranks.
+_RANK = {str(each): TRAITS[each].occupies for each in State if TRAITS[each].occupies}
+#: These states in ascending order of importance.
+HELD = tuple(sorted(_RANK, key=_RANK.__getitem__))
+QUEUED = str(State.QUEUED)
 
 Step = tuple[float, int]
 

@@ -34,9 +34,9 @@ class Audited(Controller):
         held = self.held()
         sessions: Any = self._hands._sessions  # type: ignore[attr-defined]
         agent = {
-            each.id: (each.room.device.id, each.turn._token)
+            each.id: (each.core.room.device.id, each.lease._token)
             for each in sessions.values()
-            if each.turn._token is not None
+            if each.lease._token is not None
         }
         self._wrong += [[type(event).__name__, *each] for each in agent.items() - held.items()]
         text = json.dumps({"engine": held, "agent": agent, "wrong": self._wrong})

@@ -36,8 +36,8 @@ from jupyter_sing.controller import Controller
 from jupyter_sing.scheduler.settings import EngineSettings as EngineSettings
 from kernelproxy.agent.api import daemon
 from kernelproxy.agent.api.daemon import Daemon, run
+from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.process.sandbox_probe import Forms
-from kernelproxy.agent.session.session import Session
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.supervisor.fdstore import Deposits
 from kernelproxy.common.scheduler_api import Arbiter

@@ -1,8 +1,9 @@
 """Machine double in virtual time on which every action may fail.
 
 It knows the actual state, with which tests compare what the controller believes. The controller,
-its engine, and the agent's `AgentHands`, `Turn`, `Verbs` and `Room` are the real ones. Sessions and
-their workers are doubles: they take time, fail, are late, and users act on them meanwhile.
+its engine, and the agent's `AgentHands`, `Lease`, `Commands`, `Migrator` and `Room` are the real
+ones. Sessions and their workers are doubles: they take time, fail, are late, and users act on them
+meanwhile.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from jupyter_sing.controller import controller as live
 from kernelproxy.agent.api.scheduler_actions import AgentHands
 from kernelproxy.agent.devices.device_allocator import Answer, Room
 from kernelproxy.agent.devices.memory_grants import Neighbour
-from kernelproxy.agent.lease import lease as turns
-from kernelproxy.agent.lease.lease import Turn
-from kernelproxy.agent.session import commands
-from kernelproxy.agent.session.commands import Verbs
+from kernelproxy.agent.lease import lease as leases
+from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lifecycle.commands import Commands
+from kernelproxy.agent.residency import migrate as migrating
+from kernelproxy.agent.residency.migrate import Migrator
 from kernelproxy.agent.session.states import State
 from kernelproxy.common.errors import ControlError, InternalError, WorkerError
 from kernelproxy.common.scheduler_api import Allowance, SessionDescription
@@ -125,8 +127,8 @@ class CellWorker:
         self.notebook.look()
 
 
-class MemoryWatch:
-    """Watch double that measures memory only."""
+class MemoryMonitor:
+    """Monitor double that measures memory only."""
 
     def __init__(self, notebook: Notebook) -> None:
         self.notebook, self.memory = notebook, notebook.memory
@@ -168,11 +170,11 @@ class NotebookState:
 
 
 class Notebook:
-    """Session double, with what `AgentHands`, `Turn`, `Verbs` and `Room` use."""
+    """Session double, with what `AgentHands`, `Lease`, `Commands`, `Migrator` and `Room` use."""
 
     shared = script = False
     python, kernel = "python", SimpleNamespace(torch_version="2", pid=1)
-    migration = None
+    awaited = False
     memory_limit, used = 1 << 60, 0
 
     def __init__(
@@ -181,23 +183,25 @@ class Notebook:
         self.machine, self.id, self.name, self.user = machine, name, name, user
         self.memory, self.room, self.bound, self.owner = memory, room, bound, 1
         self.left, self.used = 0.0, False
+        # It stands for the parts of a session, too.
+        self.core = self.tenant = self
+        self.observed = SimpleNamespace(stuck="")
         self.begin(pinned=False)
 
     def begin(self, *, pinned: bool) -> None:
         """Register with the current agent."""
         self.arbiter = self.machine.controller
-        self.wanted = SimpleNamespace(pinned=pinned)
+        self.preferences = SimpleNamespace(pinned=pinned)
         self.closing, self.held_off, self.needed, self.claims = False, False, False, 0
         self.state, self.waits_since = State.IDLE, None
         self.device_state = NotebookState(self)
-        self.idleness = SimpleNamespace(dry=lambda: 0.0)
-        self.zygotes = SimpleNamespace(get=self._zygote)
-        self.chronicle = SimpleNamespace(
-            happened=lambda *a: None, became=lambda s: None, opened=lambda s: None
-        )
         self.lock, self.looks = asyncio.Lock(), asyncio.Event()
-        self.verbs, self.turn = Verbs(self), Turn(self, self.arbiter)  # type: ignore[arg-type]
-        self.turn.watch = MemoryWatch(self)  # type: ignore[assignment]
+        me: Any = self
+        idle: Any = SimpleNamespace(drained_for=lambda: 0.0)
+        self.lease = Lease(me, me.device_state, me, idle, self.arbiter)
+        self.lease.monitor = MemoryMonitor(self)  # type: ignore[assignment]
+        migrator = Migrator(me, me.device_state, self.lease, me, me)
+        self.commands = Commands(me, me.device_state, me, me, me, migrator, me, lambda: {})
         self.room.tenants[self.id] = self  # type: ignore[assignment]
         self.attending = asyncio.create_task(self._attend())
         self.arbiter.opened(self.terms())
@@ -205,7 +209,7 @@ class Notebook:
     def terms(self) -> SessionDescription:
         return SessionDescription(
             self.id, self.name, 1, self.room.device.id, self.memory, self.bound, self.user,
-            self.wanted.pinned,
+            self.preferences.pinned,
         )  # fmt: skip
 
     # Actions of users.
@@ -221,7 +225,7 @@ class Notebook:
         self.look()
 
     def pin(self, pinned: bool) -> None:
-        self.wanted.pinned = pinned
+        self.preferences.pinned = pinned
         self.arbiter.changed(self.terms())
         self.look()
 
@@ -230,8 +234,8 @@ class Notebook:
         self.closing = True
         if self.device_state.worker is not None:
             self.device_state.worker.die()
-        self.turn.close()
-        tasks = [self.attending, *self.verbs.running]
+        self.lease.close()
+        tasks = [self.attending, *self.commands.running]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -247,7 +251,15 @@ class Notebook:
     def look(self) -> None:
         self.looks.set()
 
-    def deposit(self) -> None:
+    request_reconcile = look
+
+    def persist(self) -> None:
+        pass
+
+    def note_state(self) -> None:
+        pass
+
+    def happened(self, kind: str, text: str) -> None:
         pass
 
     def allow(self, allowance: Allowance) -> None:
@@ -260,7 +272,7 @@ class Notebook:
         if self.closing:
             raise ControlError("It has ended.", "ended")
 
-    def become(self, state: State, reason: str) -> None:
+    def set_state(self, state: State, reason: str) -> None:
         self.state = state
 
     def suspended(self, reason: str) -> None:
@@ -268,9 +280,6 @@ class Notebook:
 
     def wants_worker(self) -> bool:
         return (self.needed or self.left > 0.0) and not self.held_off
-
-    def others_wait(self) -> bool:
-        return self.arbiter.contended(self.id)
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
@@ -287,10 +296,10 @@ class Notebook:
             if not self.claims:
                 self.room.decided(self)  # type: ignore[arg-type]
 
-    async def meanwhile(self, work: Any) -> Any:
+    async def run_granting(self, work: Any) -> Any:
         return await work
 
-    async def _zygote(self, python: str, torch: str) -> None:
+    async def zygote(self) -> None:
         await self.machine.chance.act(0.01)
 
     async def move(self, target: Device, check: Callable[[], object]) -> None:
@@ -303,7 +312,7 @@ class Notebook:
             check()
             await self.machine.chance.act(0.01)
         except BaseException:
-            if self.turn.held and not self.device_state.worker.broken:
+            if self.lease.held and not self.device_state.worker.broken:
                 self.device_state.worker.go()
             raise
         self.device_state.worker, self.device_state.device = CellWorker(self), target
@@ -312,7 +321,7 @@ class Notebook:
 
     @property
     def kept(self) -> int:
-        return self.room.ledger.of(self.id) if self.wanted.pinned else 0
+        return self.room.ledger.of(self.id) if self.preferences.pinned else 0
 
     @property
     def undecided(self) -> bool:
@@ -325,7 +334,7 @@ class Notebook:
         worker, granted = self.device_state.worker, self.room.ledger.of(self.id)
         if worker is None or worker.broken or self.claims or self.closing:
             return None
-        stays = self.wanted.pinned or (self.turn.held and worker.since is not None)
+        stays = self.preferences.pinned or (self.lease.held and worker.since is not None)
         return Neighbour(self.id, granted, granted, None if stays else 0.0)
 
     async def suspend_for(self, other: str) -> bool:
@@ -339,7 +348,7 @@ class Notebook:
             if self.device_state.worker is None:
                 self.arbiter.evicted(self.id, device)
                 return True
-            return not self.turn.held and await self._suspend(unless_busy=True)
+            return not self.lease.held and await self._suspend(unless_busy=True)
 
     async def suspend(self) -> None:
         """Suspend at the user's request."""
@@ -349,7 +358,7 @@ class Notebook:
 
     async def _suspend(self, *, unless_busy: bool) -> bool:
         worker = self.device_state.worker
-        if unless_busy and (self.wanted.pinned or (self.turn.held and self.left)):
+        if unless_busy and (self.preferences.pinned or (self.lease.held and self.left)):
             return False
         if worker is None:
             return True
@@ -357,7 +366,7 @@ class Notebook:
             await self.machine.chance.act(0.1)
         except Exception:
             return False
-        if worker.broken or (unless_busy and self.turn.held and self.left):
+        if worker.broken or (unless_busy and self.lease.held and self.left):
             self.look()
             return False
         worker.stop()
@@ -365,11 +374,11 @@ class Notebook:
         return True
 
     def _off(self) -> None:
-        """Do what `Session.suspended` does."""
+        """Do what `Suspender.suspended` does."""
         self.device_state.worker, self.needed = None, False
-        self.become(State.SUSPENDED, "")
+        self.set_state(State.SUSPENDED, "")
         self.device_state.announce(Presence.ABSENT)
-        self.turn.suspended()
+        self.lease.suspended()
         self.arbiter.evicted(self.id, self.room.device.id)
         self.room.release(self)  # type: ignore[arg-type]
         self.look()
@@ -387,24 +396,24 @@ class Notebook:
         state = self.device_state
         if state.worker is not None and state.worker.broken:
             state.worker, self.needed = None, True
-            self.turn.lost("")
+            self.lease.lost("")
         if self.wants_worker():
-            await self._come_back()
+            await self._restore()
         if state.worker is not None:
-            await self.turn.start()
-        await self.turn.rest()
-        if not self.turn.waiting:
+            await self.lease.start()
+        await self.lease.rest()
+        if not self.lease.waiting:
             self.waits_since = None
         elif self.waits_since is None:
             self.waits_since = asyncio.get_running_loop().time()
 
-    async def _come_back(self) -> None:
-        """Do what `Returning.come_back` does."""
+    async def _restore(self) -> None:
+        """Do what `Restorer.restore` does."""
         state = self.device_state
         self.needed = self.needed or state.worker is None
-        self.turn.ask()
-        if not self.turn.held:
-            if state.worker is None and not self.wanted.pinned:
+        self.lease.ask()
+        if not self.lease.held:
+            if state.worker is None and not self.preferences.pinned:
                 self.room.release(self)  # type: ignore[arg-type]
             return None
         if state.worker is not None:
@@ -412,17 +421,17 @@ class Notebook:
         answer = await self.room.reserve(self, self.memory, queued=True)  # type: ignore[arg-type]
         if answer is not Answer.GRANTED:
             self.room.ledger.release(self.id)
-            return self.turn.cannot("There is no room.")
+            return self.lease.cannot("There is no room.")
         try:
             await self.machine.chance.act(0.3)
         except Exception as error:
             self.room.release(self)  # type: ignore[arg-type]
-            return self.turn.cannot(str(error))
-        state.worker, self.needed, state.position = CellWorker(self), False, 1
+            return self.lease.cannot(str(error))
+        state.worker, self.needed, state.position = Worker(self), False, 1
         return None
 
     def __repr__(self) -> str:
-        turn, state = self.turn, self.device_state
+        lease, state = self.lease, self.device_state
         session = self.machine.controller._engine._sessions.get(self.id)
         engine = session and {
             key: getattr(session, key)
@@ -430,9 +439,10 @@ class Notebook:
         }
         return (
             f"{self.id} on {self.room.device.id}: left {self.left:.3f}, {self.state}, "
-            f"needed {self.needed}, held off {self.held_off}, pinned {self.wanted.pinned}, "
+            f"needed {self.needed}, held off {self.held_off}, pinned {self.preferences.pinned}, "
             f"worker {state.worker and vars(state.worker)}, lock {self.lock.locked()}, "
-            f"turn {turn._token, turn._promised, turn._asked, turn._taking, turn._closed}; {engine}"
+            f"lease {lease._token, lease._promised, lease._asked, lease._taking, lease._closed}; "
+            f"{engine}"
         )
 
 
@@ -481,9 +491,9 @@ class Machine:
             each.closing = True
             if each.device_state.worker is not None:
                 each.device_state.worker.die()
-            each.turn._closed = True  # it reports nothing more
-            tasks += [each.attending, *each.verbs.running]
-            each.turn._end_taking()
+            each.lease._closed = True  # it reports nothing more
+            tasks += [each.attending, *each.commands.running]
+            each.lease._end_taking()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -495,7 +505,7 @@ class Machine:
         for each in before:
             each.room = self.rooms[each.room.device.id]
             self.notebooks[each.id] = each
-            each.begin(pinned=each.wanted.pinned)
+            each.begin(pinned=each.preferences.pinned)
             each.needed = each.used
             each.look()
 
@@ -508,7 +518,7 @@ class Machine:
 
     def holders(self, device: str) -> list[Notebook]:
         """Return the notebooks that may execute on a device."""
-        return [e for e in self.notebooks.values() if e.turn.held and e.room.device.id == device]
+        return [e for e in self.notebooks.values() if e.lease.held and e.room.device.id == device]
 
 
 def patch(monkeypatch: Any) -> None:
@@ -520,12 +530,10 @@ def patch(monkeypatch: Any) -> None:
     def now() -> float:
         return asyncio.get_running_loop().time()
 
-    for module in (turns, live, accounts_writer):
+    for module in (leases, live, accounts_writer):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=now, time=now))
 
     async def migrate(state: Any, zygote: Any, target: Any, check: Any, on_change: Any) -> None:
         await on_change.__self__.move(target, check)
 
-    monkeypatch.setattr(commands, "migrate", migrate)
-    words = SimpleNamespace(describe_session=lambda s: {}, RUNNING="", size=str)
-    monkeypatch.setattr(commands, "session_status", words)
+    monkeypatch.setattr(migrating, "migrate", migrate)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.agent.session.restore import START_ATTEMPTS_MAX
+from kernelproxy.agent.residency.worker_start import START_ATTEMPTS_MAX
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import MigrateRequest
 from tests.doubles.waiting import wait_until

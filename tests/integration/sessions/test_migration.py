@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kernelproxy.agent.session.restore import START_ATTEMPTS_MAX
+from kernelproxy.agent.residency.worker_start import START_ATTEMPTS_MAX
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import MigrateRequest, Suspend
 from tests.doubles.waiting import wait_until

@@ -15,9 +15,9 @@ from jupyter_sing.cli import commands
 from jupyter_sing.controller import decision_log
 from jupyter_sing.scheduler.policy import parse, resolve
 from kernelproxy.agent.api.peer_limits import user_of
+from kernelproxy.agent.session import reasons
 from kernelproxy.agent.session.idle_timer import waits
 from kernelproxy.agent.settings import Settings
-from kernelproxy.agent.status import session_status
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
@@ -85,8 +85,8 @@ def test_a_number_is_a_uid_only_where_the_policy_says_so(
     """A student's number may be another user's uid, or one of another's subordinate uids."""
     subordinate = tmp_path / "subuid"
     subordinate.write_text("bob:2100000:65536\nbroken\neve:x:1\n")
-    monkeypatch.setattr(session_status, "_SUBORDINATE", subordinate)
-    names = [session_status.user_name(uid) for uid in (2026001, 2026002, 2100000, 2165535, 2165536)]
+    monkeypatch.setattr(reasons, "_SUBORDINATE", subordinate)
+    names = [reasons.user_name(uid) for uid in (2026001, 2026002, 2100000, 2165535, 2165536)]
     assert names == [
         "uid:2026001",
         "uid:2026002",
@@ -279,11 +279,11 @@ def test_idle_times_are_those_of_the_tier(toy_host: StartHost) -> None:
     soon, never = host.client(user="bob", idle_timeout=0), host.client(user="ada")
     host.work(soon)
     host.work(never)
-    assert host.session(soon)["reason"] == session_status.EVER_IDLE
+    assert host.session(soon)["reason"] == reasons.EVER_IDLE
     apply(host, f"{LAB}\ntiers: {{basic: {{suspend_after: 1 s, hibernate_after: 2 s}}}}")
     found = wait_until(lambda: (each := host.session(soon))["tier"] == "cold" and each)
     assert found["state"] == "suspended"
-    assert host.session(never)["reason"] == session_status.EVER_IDLE
+    assert host.session(never)["reason"] == reasons.EVER_IDLE
     soon.add(2)
     assert soon.read() == soon.state
 

@@ -85,7 +85,7 @@ class Trial:
             )
             for _ in range(self.random.randrange(3, 40)):
                 await self.cell(found)
-            if found.wanted.pinned:
+            if found.preferences.pinned:
                 found.pin(False)
             await found.close()
 
@@ -106,15 +106,17 @@ class Trial:
         kind = kinds[int(fate / 0.05)] if fate < 0.05 * len(kinds) else ""
         self.counted[kind] += 1
         if kind == "pin":
-            others = [e for e in self.machine.notebooks.values() if e.wanted.pinned]
-            if notebook.wanted.pinned or not others:
-                notebook.pin(not notebook.wanted.pinned)
+            others = [e for e in self.machine.notebooks.values() if e.preferences.pinned]
+            if notebook.preferences.pinned or not others:
+                notebook.pin(not notebook.preferences.pinned)
         elif kind == "suspend":
             await notebook.suspend()
             notebook.run(0.0)
         elif kind == "migrate":
             with contextlib.suppress(SingError):
-                await notebook.verbs.migrate(self.random.choice(list(self.machine.rooms.values())))
+                await notebook.commands.migrate(
+                    self.random.choice(list(self.machine.rooms.values()))
+                )
         elif kind == "kill" and worker is not None:
             worker.die()
         elif kind == "interrupt":
@@ -145,7 +147,7 @@ class Trial:
         self.machine.chance.trouble = 0.0
         self.apply("")
         for each in self.machine.notebooks.values():
-            if each.wanted.pinned:
+            if each.preferences.pinned:
                 each.pin(False)
         for _ in range(900):
             await asyncio.sleep(1.0)
@@ -158,7 +160,7 @@ class Trial:
         """Check what holds at any time."""
         held = self.machine.controller.held()
         for each in self.machine.notebooks.values():
-            if (token := each.turn._token) is not None:
+            if (token := each.lease._token) is not None:
                 assert held.get(each.id) == (each.room.device.id, token), "nobody gave it that"
         for room in self.machine.rooms.values():
             executing = [
@@ -173,14 +175,14 @@ class Trial:
         for each in self.machine.notebooks.values():
             if each.attending.done() and not each.closing:
                 each.attending.result()
-            waits = each.wants_worker() and not each.turn.held
+            waits = each.wants_worker() and not each.lease.held
             served = waits and any(self.could(each, room) for room in self.machine.rooms.values())
             self.idle_for[each.id] = self.idle_for[each.id] + 1 if served else 0
             assert self.idle_for[each.id] < IDLE_MAX, f"waits beside an idle device: {each}"
 
     def could(self, notebook: Notebook, room: Room) -> bool:
         """True if a device without a holder could serve this notebook."""
-        if notebook.bound or notebook.wanted.pinned:
+        if notebook.bound or notebook.preferences.pinned:
             return room is notebook.room and not self.machine.holders(room.device.id)
         others = [e for e in self.machine.notebooks.values() if e is not notebook]
         if "devices: 1" in self.policy and any(e.user == notebook.user for e in others):

@@ -13,8 +13,8 @@ import pytest
 from jupyter_sing.cli import progress
 from jupyter_sing.notebook import progress_bar, status_watcher
 from jupyter_sing.notebook.progress_bar import ProgressBar
-from kernelproxy.agent.status import progress as far
-from kernelproxy.agent.status.progress import Underway, with_progress
+from kernelproxy.agent.checkpoint import progress as far
+from kernelproxy.agent.checkpoint.progress import Underway, with_progress
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import Control
 from kernelproxy.common.ipc.framing import recv_message, send_message

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kernelproxy.agent.api.scheduler_actions import AgentHands
-from kernelproxy.agent.lease.lease import Turn
+from kernelproxy.agent.lease.lease import Lease
 from kernelproxy.common.errors import ControlError, InternalError
 
 HERE, THERE = "cpu:0", "cpu:1"
@@ -35,7 +35,8 @@ class Fake:
         self.id, self.error, self.closing = "s", error, False
         device = SimpleNamespace(id=HERE, memory_total=1)
         self.room = SimpleNamespace(device=device, tenants={})
-        self.wanted = SimpleNamespace(pinned=False)
+        self.core = self.tenant = self
+        self.preferences = SimpleNamespace(pinned=False)
         client = SimpleNamespace(memory_used=0)
         self.device_state = SimpleNamespace(
             worker=None,
@@ -47,8 +48,9 @@ class Fake:
         )
         self.looks = 0
         self.lock = asyncio.Lock()
-        self.verbs = SimpleNamespace(migrate=self.migrate)
-        self.turn = Turn(self, arbiter)  # type: ignore[arg-type]
+        self.commands = SimpleNamespace(migrate=self.migrate)
+        demand, idle = SimpleNamespace(), SimpleNamespace()
+        self.lease = Lease(self, self.device_state, demand, idle, arbiter)  # type: ignore[arg-type]
 
     async def migrate(self, room: Any, check: Callable[[], None]) -> None:
         async with self.lock:
@@ -60,9 +62,9 @@ class Fake:
     async def evict(self, device: str, reason: str) -> bool:
         if self.error is not None:
             raise self.error
-        return self.room.device.id == device and not self.wanted.pinned
+        return self.room.device.id == device and not self.preferences.pinned
 
-    def look(self) -> None:
+    def request_reconcile(self) -> None:
         self.looks += 1
 
 
@@ -117,7 +119,7 @@ def test_a_failed_eviction_is_reported_as_stayed(act: str, error: Exception) -> 
 def test_a_pin_in_between_is_heeded_and_answered(act: str, args: tuple[Any, ...]) -> None:
     def do(hands: AgentHands, session: Fake, told: Told) -> None:
         getattr(hands, act)("s", *args)
-        session.wanted.pinned = True
+        session.preferences.pinned = True
 
     ((name, *rest),) = run(do)
     assert name == ("refused" if act == "grant" else "stayed")
@@ -138,7 +140,7 @@ def test_a_preemption_that_overtakes_a_grant_is_answered_and_it_executes_nothing
     def do(hands: AgentHands, session: Fake, told: Told) -> None:
         hands.grant("s", THERE, 7)
         hands.preempt("s", 7)
-        assert not session.turn.held
+        assert not session.lease.held
 
     ((name, _, token, _),) = run(do)
     assert (name, token) == ("refused", 7)
@@ -149,11 +151,11 @@ def test_a_grant_that_was_overtaken_does_not_come_after_the_next_one() -> None:
         async with session.lock:
             hands.grant("s", THERE, 7)
             await asyncio.sleep(0)
-            session.turn.lost("")
+            session.lease.lost("")
             hands.grant("s", HERE, 8)
         for _ in range(5):
             await asyncio.sleep(0)
-        assert session.turn._token == 8
+        assert session.lease._token == 8
 
     assert [call[:3] for call in run(do)] == [("lost", "s", ""), ("refused", "s", 7)]
 
@@ -167,15 +169,15 @@ def test_a_session_suspended_in_its_turn_requests_a_new_one(taken: bool) -> None
             await asyncio.sleep(1000.0)
 
         session.device_state.worker = SimpleNamespace(take_lease=never)
-        session.turn.ask()
+        session.lease.ask()
         hands.grant("s", HERE, 7)
         if taken:
             hands.preempt("s", 7)
             await asyncio.sleep(0)
-        session.turn.suspended()
-        assert not session.turn.held
-        assert not session.turn.waiting
-        session.turn.ask()
+        session.lease.suspended()
+        assert not session.lease.held
+        assert not session.lease.waiting
+        session.lease.ask()
 
     calls = [call[0] for call in run(do)]
     assert [call for call in calls if call != "measured"] == ["wants", "done", "wants"]
@@ -183,9 +185,9 @@ def test_a_session_suspended_in_its_turn_requests_a_new_one(taken: bool) -> None
 
 def test_a_session_suspended_while_waiting_keeps_its_place() -> None:
     def do(hands: AgentHands, session: Fake, told: Told) -> None:
-        session.turn.ask()
-        session.turn.suspended()
-        assert session.turn.waiting
+        session.lease.ask()
+        session.lease.suspended()
+        assert session.lease.waiting
 
     assert run(do) == [("wants", "s")]
 

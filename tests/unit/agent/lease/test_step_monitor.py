@@ -12,7 +12,7 @@ import pytest
 
 from kernelproxy.agent.devices.device_allocator import Room
 from kernelproxy.agent.lease import step_monitor
-from kernelproxy.agent.lease.step_monitor import Watch
+from kernelproxy.agent.lease.step_monitor import StepMonitor
 from kernelproxy.common.protocol import Observed
 from kernelproxy.common.scheduler_api import Everybody
 
@@ -52,7 +52,7 @@ class Fake:
         memory = SimpleNamespace(client=self.client, worker=self.page)
         self.device_state = SimpleNamespace(memory=memory, worker=self, busy_seconds=1.0, wish=None)
         self.told = Told()
-        self.watch = Watch(self, self.told)  # type: ignore[arg-type]
+        self.watch = StepMonitor(self, self.device_state, self.told)  # type: ignore[arg-type]
 
     async def observe(self, since: float) -> Observed | None:
         self.asked.append(since)

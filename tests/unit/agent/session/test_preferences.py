@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernelproxy.agent.session import preferences
-from kernelproxy.agent.session.preferences import Remembered
+from kernelproxy.agent.session.preferences import RememberedPreferences
 
 PINNED = {"pinned": True, "tier": None}
 BASIC = {"pinned": False, "tier": "basic"}
@@ -15,18 +15,18 @@ BASIC = {"pinned": False, "tier": "basic"}
 
 def test_another_daemon_remembers_it_once(tmp_path: Path) -> None:
     path = tmp_path / "wanted.json"
-    Remembered(path).keep(7, "k-1", PINNED)
-    Remembered(path).keep(7, "k-2", BASIC)
+    RememberedPreferences(path).keep(7, "k-1", PINNED)
+    RememberedPreferences(path).keep(7, "k-2", BASIC)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert Remembered(path).take(8, "k-1") is None
-    assert Remembered(path).take(7, "k-1") == PINNED
-    assert Remembered(path).take(7, "k-1") is None
-    assert Remembered(path).take(7, "k-2") == BASIC
+    assert RememberedPreferences(path).take(8, "k-1") is None
+    assert RememberedPreferences(path).take(7, "k-1") == PINNED
+    assert RememberedPreferences(path).take(7, "k-1") is None
+    assert RememberedPreferences(path).take(7, "k-2") == BASIC
 
 
 def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preferences, "REMEMBERED_MAX", 2)
-    remembered = Remembered(tmp_path / "wanted.json")
+    remembered = RememberedPreferences(tmp_path / "wanted.json")
     for kernel in ("k-1", "k-2", "k-1", "k-3"):
         remembered.keep(7, kernel, PINNED)
     assert [remembered.take(7, each) for each in ("k-1", "k-2", "k-3")] == [PINNED, None, PINNED]
@@ -38,13 +38,13 @@ def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_damaged_file_is_as_none(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "wanted.json"
     path.write_bytes(text)
-    assert Remembered(path).take(7, "k") is None
+    assert RememberedPreferences(path).take(7, "k") is None
 
 
 def test_preferences_that_cannot_be_written_are_kept_in_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    remembered = Remembered(tmp_path / "nowhere" / "wanted.json")
+    remembered = RememberedPreferences(tmp_path / "nowhere" / "wanted.json")
     remembered.keep(7, "k-1", PINNED)
     assert "may be forgotten" in caplog.text
     assert remembered.take(7, "k-1") == PINNED

@@ -30,9 +30,10 @@ class RecordedSession:
         self.id = self.name = name
         self.owner, self.user, self.reason = os.getuid(), "ada", "Suspended."
         self.state, self.room = State.IDLE, ROOMS[device]
+        self.core = self.observed = self
         self.device_state = SimpleNamespace(closed=False, busy_seconds=0.0, worker=self)
 
-    def standing(self) -> tuple[State, str]:
+    def user_visible(self) -> tuple[State, str]:
         return self.state, ""
 
 

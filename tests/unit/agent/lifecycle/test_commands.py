@@ -1,4 +1,4 @@
-"""The fate of a verb whose caller disconnects."""
+"""The fate of a command whose caller disconnects."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from kernelproxy.agent.session.commands import Verbs
-from kernelproxy.agent.status import session_status
+from kernelproxy.agent.lifecycle.commands import Commands
+from kernelproxy.agent.residency.migrate import Migrator
 
 
 class LockedSession:
@@ -23,7 +21,6 @@ class LockedSession:
         self.checked, self.told = 0, list[str]()
         self.room = SimpleNamespace(device=SimpleNamespace(id="cpu:0"))
         self.device_state.worker = self.room
-        self.chronicle = SimpleNamespace(happened=lambda *said: self.told.append(said[-1]))
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
@@ -33,27 +30,35 @@ class LockedSession:
     def check_usable(self) -> None:
         self.checked += 1
 
-    def look(self) -> None:
+    def request_reconcile(self) -> None:
         pass
+
+    def happened(self, kind: str, text: str) -> None:
+        self.told.append(text)
 
 
 async def ask_and_hang_up(*, begun: bool) -> list[str]:
-    """Call a verb and disconnect; return what was done nevertheless."""
+    """Call a command and disconnect; return what was done nevertheless."""
     session, going_on = LockedSession(), asyncio.Event()
-    verbs: Any = Verbs(session)  # type: ignore[arg-type]
+    none: Any = None
+    core: Any = session
+    migrator: Any = Migrator(core, core.device_state, none, none, none)
+    commands = Commands(
+        core, core.device_state, none, none, none, migrator, none, describe=lambda: {}
+    )
 
     async def move(*_: Any) -> None:
         await going_on.wait()
 
-    verbs._move_to = move
+    migrator._move_to = move
     there: Any = SimpleNamespace(device=SimpleNamespace(id="cpu:1"))
     if not begun:
         await session.lock.acquire()
-    asking = asyncio.create_task(verbs.migrate(there))
-    while not (session.checked if begun else verbs.running):
+    asking = asyncio.create_task(commands.migrate(there))
+    while not (session.checked if begun else commands.running):
         await asyncio.sleep(0)
     await asyncio.sleep(0)
-    (task,) = verbs.running
+    (task,) = commands.running
     asking.cancel()
     await asyncio.wait({asking})
     assert asking.cancelled()
@@ -63,16 +68,15 @@ async def ask_and_hang_up(*, begun: bool) -> list[str]:
     await asyncio.wait({task})
     assert task.cancelled() is not begun
     assert not session.lock.locked()
-    assert not verbs.running
+    assert not commands.running
     assert bool(session.checked) is begun
     return session.told
 
 
-def test_a_verb_that_waits_for_the_lock_is_withdrawn() -> None:
+def test_a_command_that_waits_for_the_lock_is_withdrawn() -> None:
     assert asyncio.run(ask_and_hang_up(begun=False)) == []
 
 
-def test_a_verb_that_has_begun_is_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_status, "describe_session", lambda session: {})
+def test_a_command_that_has_begun_is_carried_out() -> None:
     told = asyncio.run(ask_and_hang_up(begun=True))
     assert told == ["Moved from Simulated GPU 0 to Simulated GPU 1."]

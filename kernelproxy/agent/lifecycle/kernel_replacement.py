@@ -21,17 +21,18 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from kernelproxy.common.protocol.views import RestoreView
 
 from kernelproxy.agent.checkpoint.catalog import PAGES, Checkpoints
+from kernelproxy.agent.checkpoint.progress import Note, both
 from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.process.image_dirs import ImageDirectories
 from kernelproxy.agent.process.image_packing import holds_process, unpack
-from kernelproxy.agent.process.process_manager import GONE, NOT_SHARED, Tender
+from kernelproxy.agent.process.process_manager import GONE, NOT_SHARED, ProcessManagerConnection
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.spill.spill_store import TABLES, ColdStates
 from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.agent.status.progress import Note, both
 from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.agent.workers.zygotes import Zygotes
 from kernelproxy.common.errors import ControlError, ProcessError, SingError
@@ -45,14 +46,10 @@ from kernelproxy.common.protocol import (
     Revived,
 )
 from kernelproxy.common.protocol.snapshot_tables import read_tables
-from kernelproxy.common.protocol.views import RestoreView
 from kernelproxy.common.shared_memory import LAYOUT_VERSION, PAGE_BYTES, SessionMemory
 from kernelproxy.criu import images
 from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.manifest import Label, Manifest
-
-if TYPE_CHECKING:
-    from kernelproxy.agent.session.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +64,10 @@ REPLACE_SECONDS = 86_400.0
 #: Time limit for the kernel to report the outcome of a restore that was requested from outside.
 CARRIED_SECONDS = 30.0
 
-Add = Callable[[str, OpenSession, int, Room, DeviceState], "Session"]
+Add = Callable[[str, OpenSession, int, Room, DeviceState], Session]
 
 
-class TakeOvers:
+class KernelReplacement:
     """Replaces kernels by processes of checkpoints.
 
     Parameters
@@ -111,7 +108,7 @@ class TakeOvers:
         ControlError, StoreError
             If there is no such checkpoint, or it cannot be read.
         """
-        _, manifest = await self._checkpoints.load(session.owner, name)
+        _, manifest = await self._checkpoints.load(session.core.owner, name)
         if not holds_process(manifest):
             return ""
         try:
@@ -124,12 +121,12 @@ class TakeOvers:
         """Raise ControlError ``unavailable`` if the replacement is known to be impossible."""
         why = ""
         label = manifest.label
-        kind = session.room.device.kind.name.lower()
+        kind = session.core.room.device.kind.name.lower()
         if not holds_process(manifest):
             why = f"Checkpoint {label.name!r} has the variables, but not the process."
-        elif session.shared:
+        elif session.core.shared:
             why = NOT_SHARED
-        elif session.tender is None:
+        elif session.managers.current is None:
             why = f"A process cannot be restored here: {GONE}."
         elif session.id in self._replaced:
             why = "A process is taking this kernel's place already."
@@ -166,11 +163,11 @@ class TakeOvers:
         ControlError, StoreError
             If that fails: then the kernel and its session are as they were.
         """
-        session.check_usable()
-        store, manifest = await self._checkpoints.load(session.owner, name)
+        session.core.check_usable()
+        store, manifest = await self._checkpoints.load(session.core.owner, name)
         await self._check(session, manifest)
-        tender = session.tender
-        if tender is None:
+        manager = session.managers.current
+        if manager is None:
             raise ControlError(f"A process cannot be restored here: {GONE}.", "unavailable")
         self._replaced.add(session.id)
         directory: Path | None = None
@@ -179,22 +176,22 @@ class TakeOvers:
         try:
             directory = await asyncio.to_thread(self._directories.make, session.id)
             with (
-                self._checkpoints.reading(session.owner, name),
-                session.checkpointing.underway.doing("restore", name) as far,
+                self._checkpoints.reading(session.core.owner, name),
+                session.requests.underway.doing("restore", name) as far,
             ):
                 await asyncio.to_thread(_unpack, store, manifest, directory, both(far, note))
             new = await self._begin(session, store, manifest)
             order = Revive(str(directory), new.id, beside=True)
-            revived = await tender.order(order, Revived, REVIVE_SECONDS)
+            revived = await manager.order(order, Revived, REVIVE_SECONDS)
             new.kernel.take(revived.pid)
             await new.kernel.wait_joined(JOIN_SECONDS)
-            session.check_usable()
-            await tender.order(CommitReplace(), Done, ORDER_SECONDS)
+            session.core.check_usable()
+            await manager.order(CommitReplace(), Done, ORDER_SECONDS)
         except BaseException as error:
             self._replaced.discard(session.id)
             if revived is not None:
                 with contextlib.suppress(ControlError):  # then it lets requests through by itself
-                    await tender.order(LetThrough(), Done, ORDER_SECONDS)
+                    await manager.order(LetThrough(), Done, ORDER_SECONDS)
             if new is not None:
                 new.close("Its process could not be restored.")
             if directory is not None:
@@ -204,7 +201,7 @@ class TakeOvers:
                     error
                 )
             raise
-        task = asyncio.create_task(self._replace(session, new, tender, directory, name))
+        task = asyncio.create_task(self._replace(session, new, manager, directory, name))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
         saved = manifest.label.meta["saved"]
@@ -217,15 +214,20 @@ class TakeOvers:
         }
 
     async def _replace(
-        self, session: Session, new: Session, tender: Tender, directory: Path, name: str
+        self,
+        session: Session,
+        new: Session,
+        manager: ProcessManagerConnection,
+        directory: Path,
+        name: str,
     ) -> None:
         """Give the new process the kernel's clients, as soon as their requests are answered."""
-        session.tender, new.tender, tender.session = None, tender, new
+        session.managers.hand_over(manager, new.managers)
         session.kernel.end_is_wanted = True
         try:
             # The kernel reports the outcome to callers from outside; it executes no request then.
-            await session.checkpointing.settled("restore", name, CARRIED_SECONDS)
-            await tender.order(Replace(), Done, REPLACE_SECONDS)
+            await session.requests.settled("restore", name, CARRIED_SECONDS)
+            await manager.order(Replace(), Done, REPLACE_SECONDS)
             log.info("Session %s has taken the place of %s", new.id, session.id)
             session.close(f"Session {new.id} has taken its place.")
         except ControlError as error:
@@ -240,16 +242,16 @@ class TakeOvers:
     async def _begin(self, session: Session, store: ChunkStore, manifest: Manifest) -> Session:
         """Make the session to which the process attaches."""
         name, label = secrets.token_hex(6), manifest.label
-        about, room = label.meta["process"], session.room
+        about, room = label.meta["process"], session.core.room
         state = DeviceState(
             name, room.device, self._settings, SessionMemory(int(about["log_bytes"]))
         )
         try:
             copy = self._cold.label(
                 name,
-                session.name,
-                session.owner,
-                session.user,
+                session.core.name,
+                session.core.owner,
+                session.core.user,
                 label.torch,
                 label.device_kind,
                 label.position,
@@ -259,15 +261,15 @@ class TakeOvers:
         except BaseException:
             await state.close()
             raise
-        request = replace(session.request, python=about["python"], key=secrets.token_hex(8))
-        new = self._add(name, request, session.owner, room, state)
+        request = replace(session.core.request, python=about["python"], key=secrets.token_hex(8))
+        new = self._add(name, request, session.core.owner, room, state)
         new.kernel.awaits_another = True
         new.kernel.cells_before = int(about["cells_before"])
         new.kernel.torch_version = label.torch or None
-        new.checkpointing.goes_on_from(manifest)
+        new.maker.goes_on_from(manifest)
         new.automatic.goes_on_from(session.automatic)
-        new.wanted.goes_on_from(session.wanted)
-        new.past.fresh = False
+        new.preferences.goes_on_from(session.preferences)
+        new.history.fresh = False
         new.begin_suspended("Restored from a checkpoint. Resumes when you run a cell.")
         return new
 

@@ -1,0 +1,1 @@
+"""One whole session: its parts, its reconcile loop, its beginning and end, its commands."""

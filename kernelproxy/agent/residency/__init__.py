@@ -1,0 +1,1 @@
+"""Residency of a session: it gets a worker, and loses it, is suspended, spilled or migrated."""

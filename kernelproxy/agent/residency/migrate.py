@@ -1,0 +1,125 @@
+"""Migrating a session to another device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kernelproxy.agent.devices.device_allocator import Answer, Room
+from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.residency.memory_requests import MemoryRequests
+from kernelproxy.agent.residency.worker_start import WorkerStarter
+from kernelproxy.agent.session import reasons
+from kernelproxy.agent.session.core import SessionCore
+from kernelproxy.agent.session.states import State
+from kernelproxy.agent.state.device_state import DeviceState
+from kernelproxy.agent.state.migration import Migration, migrate
+from kernelproxy.common.errors import ControlError, WorkerError
+from kernelproxy.common.readable import device_name
+from kernelproxy.common.units import bytes_text
+
+
+class Migrator:
+    """Migrates one session. Called under the session's lock.
+
+    Parameters
+    ----------
+    core : SessionCore
+    state : DeviceState
+    lease : Lease
+    memory : MemoryRequests
+    starter : WorkerStarter
+    """
+
+    def __init__(
+        self,
+        core: SessionCore,
+        state: DeviceState,
+        lease: Lease,
+        memory: MemoryRequests,
+        starter: WorkerStarter,
+    ) -> None:
+        self._core, self._state, self._lease = core, state, lease
+        self._memory, self._starter = memory, starter
+        #: Cost of its last migration.
+        self.last: Migration | None = None
+
+    async def migrate(self, room: Room, check: Callable[[], None]) -> None:
+        """Migrate it to a device, unless it is there.
+
+        A session without a worker is only reassigned. `check` is called just before it is
+        migrated; if it raises, the session stays where it is.
+        """
+        core = self._core
+        if room is core.room:
+            return
+        moved = f"Moved from {_name(core.room)} to {_name(room)}."
+        if self._state.worker is None:
+            self._settle_in(room)
+        else:
+            await self._move_to(room, check)
+        core.happened("migrated", moved)
+
+    async def _move_to(self, room: Room, check: Callable[[], None]) -> None:
+        """Migrate its worker's state to a device, or leave it where it was."""
+        core, state = self._core, self._state
+        here = core.room
+
+        def check_again() -> None:
+            check()
+            grant = here.ledger.of(core.id)
+            if room.ledger.short(core.id, grant):
+                raise ControlError(f"{_name(room)} has too little free memory.", "no-room")
+            room.ledger.hold(core.id, grant)
+            self._lease.pause()
+
+        need = here.ledger.of(core.id)
+        if await room.reserve(core.tenant, need, queued=True) is not Answer.GRANTED:
+            raise ControlError(
+                f"{_name(room)} has too little free memory: session {core.id} needs "
+                f"{bytes_text(need)}.",
+                "no-room",
+            )
+        try:
+            zygote = await self._starter.zygote()
+            core.set_state(
+                State.MIGRATING,
+                f"Moving from {_name(here)} to {_name(room)}. Cells keep running.",
+            )
+            self.last = await self._memory.run_granting(
+                migrate(state, zygote, room.device, check_again, core.request_reconcile)
+            )
+        except WorkerError as error:
+            raise ControlError(
+                f"Session {core.id} could not be moved and stays on {_name(here)}: {error}",
+                "failed",
+            ) from error
+        finally:
+            if state.device is room.device:
+                self._settle_in(room)
+            else:
+                room.release(core.tenant)
+                await self._lease.go_on()
+            if core.state is State.MIGRATING:
+                core.set_state(State.RUNNING, reasons.RUNNING)
+
+    def _settle_in(self, room: Room) -> None:
+        """Assign the session to a device."""
+        core, state, tenant = self._core, self._state, self._core.tenant
+        core.room.leave_queue(tenant)
+        del core.room.tenants[core.id]
+        core.room.release(tenant)
+        core.room.decided(tenant)
+        room.tenants[core.id] = tenant
+        core.room = room
+        core.persist()
+        core.note_state()
+        self._lease.pause(over=True)
+        self._lease.moved(resident=state.worker is not None)
+        if state.device is not room.device:
+            state.settle_on(room.device)
+            state.memory.agent.ring()
+
+
+def _name(room: Room) -> str:
+    """Return the user-facing name of a device."""
+    return device_name(room.device.id)

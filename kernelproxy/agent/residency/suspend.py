@@ -1,0 +1,122 @@
+"""Suspending a session: its state is saved, and its worker ends."""
+
+from __future__ import annotations
+
+import logging
+
+from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.residency.observed_state import ObservedState
+from kernelproxy.agent.residency.spill import Spiller
+from kernelproxy.agent.session import reasons
+from kernelproxy.agent.session.core import Inhibitor, SessionCore
+from kernelproxy.agent.session.demand import WorkerDemand
+from kernelproxy.agent.session.idle_timer import IdleTimer
+from kernelproxy.agent.session.states import State
+from kernelproxy.agent.state.device_state import DeviceState
+from kernelproxy.agent.state.snapshot_scheduler import Upkeep
+from kernelproxy.common.errors import ControlError, WorkerError
+from kernelproxy.common.shared_memory import Presence
+
+log = logging.getLogger(__name__)
+
+
+class Suspender:
+    """Suspends one session. Called under the session's lock.
+
+    Parameters
+    ----------
+    core : SessionCore
+    state : DeviceState
+    demand : WorkerDemand
+    lease : Lease
+    idle : IdleTimer
+    spiller : Spiller
+    observed : ObservedState
+    upkeep : Upkeep
+    """
+
+    def __init__(
+        self,
+        core: SessionCore,
+        state: DeviceState,
+        demand: WorkerDemand,
+        lease: Lease,
+        idle: IdleTimer,
+        spiller: Spiller,
+        observed: ObservedState,
+        upkeep: Upkeep,
+    ) -> None:
+        self._core, self._state, self._demand, self._lease = core, state, demand, lease
+        self._idle, self._spiller, self._observed, self._upkeep = idle, spiller, observed, upkeep
+
+    async def suspend_if_idle(self, why: str, *, pressed: bool = False) -> bool:
+        """Suspend it, unless it is pinned or begins to work meanwhile; return True on success.
+
+        `pressed`: others wait for that.
+        """
+        core = self._core
+        if core.inhibited(Inhibitor.PIN):
+            return False
+        try:
+            # Without a lease nothing executes, even if the log has work.
+            busy = self._lease.held
+            if not await self.unload(unless_busy=busy, pressed=pressed):
+                core.request_reconcile()
+                return False
+        except ControlError as error:
+            if error.message != self._observed.stuck:
+                log.warning("Session %s stays on its device: %s", core.id, error.message)
+            self._observed.stuck = error.message
+            if not pressed:
+                self._idle.note_use()  # as below
+            self._observed.update()
+            return False
+        except WorkerError as error:
+            log.warning("Session %s could not be suspended: %s", core.id, error)
+            self._idle.note_use()  # try again after another full timeout
+            return False
+        self.suspended(f"{why}. {self.way_back()}")
+        return True
+
+    async def unload(self, *, unless_busy: bool, pressed: bool = False) -> bool:
+        """End its worker, as `DeviceState.unload`, if its state fits into host memory.
+
+        Raises
+        ------
+        ControlError
+            ``quota``, if it does not fit; the worker continues.
+        WorkerError
+            As `DeviceState.unload`.
+        """
+        state = self._state
+        count = state.dirty_bytes if state.worker is not None and not state.saved else 0
+        async with self._spiller.admitted(count):
+            return await state.unload(unless_busy=unless_busy, pressed=pressed)
+
+    def suspended(self, reason: str) -> None:
+        """Note that its worker is gone and its state is saved."""
+        self._demand.needed = False
+        self._core.set_state(State.SUSPENDED, reason)
+        self.leave_device()
+        # Something may have been appended before that was announced.
+        self._core.request_reconcile()
+
+    def leave_device(self) -> None:
+        """Free its device memory for others: its worker is gone, and its state is saved."""
+        core, state, self._observed.stuck = self._core, self._state, ""
+        if state.drained:
+            # Nothing will be replayed, so it needs no more than its memory in use to resume.
+            state.replay_grant = 0
+            state.cut_grant(0)
+            state.replay_grant = state.memory.agent.memory_granted
+        self._demand.expedite()
+        self._upkeep.cancel()
+        state.announce(Presence.ABSENT)
+        self._lease.suspended()
+        self._lease.left_device()
+        core.room.release(core.tenant)
+        self._spiller.host_changed()
+
+    def way_back(self) -> str:
+        """Return a sentence about what resumes it."""
+        return reasons.way_back(self._demand.hold, script=self._core.script)

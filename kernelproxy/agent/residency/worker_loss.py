@@ -1,0 +1,99 @@
+"""A session loses its worker: because the worker died, or because it lacks memory on its device."""
+
+from __future__ import annotations
+
+import logging
+
+from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.residency.memory_requests import MemoryRequests
+from kernelproxy.agent.residency.restore import Restorer
+from kernelproxy.agent.residency.suspend import Suspender
+from kernelproxy.agent.session import reasons
+from kernelproxy.agent.session.core import SessionCore
+from kernelproxy.agent.session.demand import WorkerDemand
+from kernelproxy.agent.state.device_state import DeviceState
+from kernelproxy.agent.state.snapshot_scheduler import Upkeep
+from kernelproxy.agent.workers.crash_policy import Verdict
+from kernelproxy.common.errors import ControlError, WorkerError
+
+log = logging.getLogger(__name__)
+
+
+class WorkerLoss:
+    """Handles the loss of one session's worker. Called under the session's lock.
+
+    Parameters
+    ----------
+    core : SessionCore
+    state : DeviceState
+    demand : WorkerDemand
+    lease : Lease
+    memory : MemoryRequests
+    suspender : Suspender
+    restorer : Restorer
+    upkeep : Upkeep
+    """
+
+    def __init__(
+        self,
+        core: SessionCore,
+        state: DeviceState,
+        demand: WorkerDemand,
+        lease: Lease,
+        memory: MemoryRequests,
+        suspender: Suspender,
+        restorer: Restorer,
+        upkeep: Upkeep,
+    ) -> None:
+        self._core, self._state, self._demand, self._lease = core, state, demand, lease
+        self._memory, self._suspender, self._restorer = memory, suspender, restorer
+        self._upkeep = upkeep
+
+    async def give_way(self) -> None:
+        """Suspend it, so that it waits off its device for memory that others use there.
+
+        Note [Giving way]: a session that holds some memory while it waits for more keeps others
+        from theirs, and they may do the same (hold and wait: a deadlock). So no session waits like
+        that: if its request does not fit beside the sessions that execute, it leaves the device and
+        queues for all that it needs. A request is refused only if it could not be granted even to
+        that session alone.
+        """
+        core, state = self._core, self._state
+        self._lease.monitor.measure()  # including what it needs now
+        try:
+            if not await self._suspender.unload(unless_busy=False, pressed=True):
+                core.request_reconcile()
+                return
+        except (ControlError, WorkerError) as error:
+            log.warning("Session %s cannot wait for memory elsewhere: %s", core.id, error)
+            self._memory.publish(core.room.ledger.of(core.id), state.wish)
+            return
+        self._demand.needed = True
+        self._suspender.leave_device()
+        await self._restorer.restore()
+
+    async def reap_worker(self) -> None:
+        """Clean up after a dead worker; restoring follows if the verdict allows."""
+        core, state, demand = self._core, self._state, self._demand
+        worker = state.worker
+        if worker is not None and worker.hung:
+            demand.why_died = f"{worker.hung}. Stopped it and rebuilding its state."
+            log.warning("Session %s: %s", core.id, demand.why_died)
+        verdict, corrupt = await state.bury()
+        log.warning("Session %s: its worker died: %s", core.id, verdict.value)
+        demand.lost()
+        self._lease.lost(demand.why_died)
+        what = demand.why_died or reasons.REBUILT
+        deaths = state.deaths
+        if verdict is Verdict.SKIP and deaths.skip[-1] in deaths.starved:
+            what = "Out of host memory: one operation was skipped. Everything else is rebuilt."
+            log.warning("Session %s: %s", core.id, what)
+        core.happened("lost", what)
+        if corrupt is not None:
+            core.fail(f"Its log is corrupt: {corrupt}")
+        elif state.forgone:
+            core.fail(f"The GPU process died. {self._upkeep.obstacle}")
+        elif verdict is Verdict.FAIL:
+            core.fail("The GPU process died several times, and replaying does not help.")
+        elif seconds := state.deaths.pause:
+            self._restorer.postpone("The GPU process was ended several times.", seconds)
