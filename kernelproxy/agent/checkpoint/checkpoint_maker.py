@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from kernelproxy.common.protocol.views import CheckpointView
-
 from kernelproxy.agent.checkpoint.auto_checkpoint import AutoCheckpoint
 from kernelproxy.agent.checkpoint.catalog import Checkpoints, DeviceSide, Host, ProcessSide
 from kernelproxy.agent.checkpoint.checkpoint_requests import CheckpointRequests
@@ -26,6 +24,7 @@ from kernelproxy.common.protocol import (
     CheckpointBegun,
     Progress,
 )
+from kernelproxy.common.protocol.views import CheckpointView
 from kernelproxy.common.readable import quoted
 from kernelproxy.storage.manifest import Manifest
 from kernelproxy.storage.threads import Cancel

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from dataclasses import replace
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
-
-from kernelproxy.common.protocol.views import CheckpointView, RestoreView
 
 from kernelproxy.agent.checkpoint.catalog import Checkpoints
 from kernelproxy.agent.checkpoint.history import CheckpointHistory
@@ -20,6 +18,7 @@ from kernelproxy.agent.session.kernel_connection import KernelConnection
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.channel import Channel
 from kernelproxy.common.protocol import FORMS, Carried, Checkpoint, KernelRequest, Restore
+from kernelproxy.common.protocol.views import CheckpointView, RestoreView
 from kernelproxy.storage.manifest import check_name
 
 

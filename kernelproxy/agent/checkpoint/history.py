@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from kernelproxy.common.protocol.views import CheckpointView, LastCheckpointView
 
 from kernelproxy.agent.checkpoint.catalog import Checkpoints, created_text
 from kernelproxy.agent.checkpoint.retention import Last, Record, Run, last, of_notebook
 from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol.views import CheckpointView, LastCheckpointView
 
 #: Number of remembered runs that died; of older ones only a hint is lost.
 _DEATHS_MAX = 1000

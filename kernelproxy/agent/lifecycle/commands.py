@@ -23,8 +23,8 @@ from kernelproxy.agent.session.demand import WorkerDemand
 from kernelproxy.agent.session.states import State
 from kernelproxy.agent.session.suspend_hold import Hold
 from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.common.errors import ControlError, InternalError, WorkerError
+from kernelproxy.common.protocol.views import SessionView
 
 
 class Commands:

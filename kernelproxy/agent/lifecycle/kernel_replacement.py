@@ -21,7 +21,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from kernelproxy.common.protocol.views import RestoreView
 
 from kernelproxy.agent.checkpoint.catalog import PAGES, Checkpoints
 from kernelproxy.agent.checkpoint.progress import Note, both
@@ -46,6 +45,7 @@ from kernelproxy.common.protocol import (
     Revived,
 )
 from kernelproxy.common.protocol.snapshot_tables import read_tables
+from kernelproxy.common.protocol.views import RestoreView
 from kernelproxy.common.shared_memory import LAYOUT_VERSION, PAGE_BYTES, SessionMemory
 from kernelproxy.criu import images
 from kernelproxy.storage.chunk_store import ChunkStore

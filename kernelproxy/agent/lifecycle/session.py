@@ -15,8 +15,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
-from kernelproxy.common.protocol.views import SessionView
-
 from kernelproxy.agent.checkpoint.auto_checkpoint import AutoCheckpoint, Rule
 from kernelproxy.agent.checkpoint.catalog import Checkpoints
 from kernelproxy.agent.checkpoint.checkpoint_maker import CheckpointMaker
@@ -55,6 +53,7 @@ from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, Deposited, Depo
 from kernelproxy.agent.workers.worker import Worker
 from kernelproxy.agent.workers.zygotes import Zygotes
 from kernelproxy.common.errors import ControlError, InternalError
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.common.readable import moment
 from kernelproxy.common.scheduler_api import Allowance, Arbiter
 from kernelproxy.common.shared_memory import Presence

@@ -143,7 +143,9 @@ class ProcessManagerSlot:
         if self._core.shared:
             raise ControlError(NOT_SHARED, "unavailable")
         if not uid == os.getuid() == self._core.owner:
-            raise ControlError("Only the user who started a kernel manages its process.", "not-allowed")
+            raise ControlError(
+                "Only the user who started a kernel manages its process.", "not-allowed"
+            )
         self._core.check_usable()
         if self.current is not None:
             self.current.close()

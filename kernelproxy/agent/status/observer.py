@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from kernelproxy.common.protocol.views import SessionView
-
 from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.status.activity_recorder import Chronicle
 from kernelproxy.agent.status.session_status import describe_session
 from kernelproxy.agent.status.subscribers import Audience
+from kernelproxy.common.protocol.views import SessionView
 
 
 class StatusObserver:

@@ -9,13 +9,20 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from kernelproxy.common.protocol.views import DeviceView, MigrationView, ProgressView, SessionView, SharedView, SnapshotView, Tier
-
 from kernelproxy.agent.devices.co_tenants import shared
 from kernelproxy.agent.devices.device_allocator import Room
 from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.session.states import State
 from kernelproxy.agent.workers.worker import Snapshot
+from kernelproxy.common.protocol.views import (
+    DeviceView,
+    MigrationView,
+    ProgressView,
+    SessionView,
+    SharedView,
+    SnapshotView,
+    Tier,
+)
 
 
 def describe_session(session: Session, *, asking: bool = False) -> SessionView:

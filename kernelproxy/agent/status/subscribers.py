@@ -17,7 +17,6 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
-from kernelproxy.common.protocol.views import DeviceView, SessionView, SharingView
 
 from kernelproxy.agent.devices.device_allocator import Room
 from kernelproxy.agent.lifecycle.session import Session
@@ -25,6 +24,7 @@ from kernelproxy.agent.session.states import TRAITS
 from kernelproxy.agent.status import session_status
 from kernelproxy.common.ipc.channel import Channel, close_fds
 from kernelproxy.common.protocol import Changed, StatusReply
+from kernelproxy.common.protocol.views import DeviceView, SessionView, SharingView
 
 #: Delay from a report to the notification, and so between two messages to one subscriber.
 TELL_SECONDS = 0.1

@@ -427,7 +427,7 @@ class Notebook:
         except Exception as error:
             self.room.release(self)  # type: ignore[arg-type]
             return self.lease.cannot(str(error))
-        state.worker, self.needed, state.position = Worker(self), False, 1
+        state.worker, self.needed, state.position = CellWorker(self), False, 1
         return None
 
     def __repr__(self) -> str:
