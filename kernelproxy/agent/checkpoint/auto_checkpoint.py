@@ -23,7 +23,7 @@ from kernelproxy.agent.session.kernel_connection import KernelConnection
 from kernelproxy.agent.session.states import State
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.errors import ControlError, SingError, StoreError
-from kernelproxy.common.protocol import Checkpoint
+from kernelproxy.common.protocol import Checkpoint, OpenSession
 from kernelproxy.common.protocol.views import AutomaticView
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,12 @@ class Rule:
     every: float = 0.0
     cells: int = 0
     keep: int = 3
+
+    @classmethod
+    def of(cls, request: OpenSession) -> Rule:
+        """Return the rule that a session was opened with."""
+        keep = max(1, request.checkpoint_keep)
+        return cls(request.checkpoint_every, request.checkpoint_cells, keep)
 
     def seconds_left(self, cells: int, seconds: float) -> float:
         """Return the seconds until one is due, given cells and seconds since the last; 0: now."""

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 REST_SECONDS = 0.1
 
 
-class Lease:
+class DeviceLease:
     """The lease of a session, or its request for one.
 
     Parameters

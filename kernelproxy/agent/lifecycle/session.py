@@ -22,7 +22,7 @@ from kernelproxy.agent.checkpoint.checkpoint_requests import CheckpointRequests
 from kernelproxy.agent.checkpoint.history import CheckpointHistory, Runs
 from kernelproxy.agent.checkpoint.process_saver import ProcessSaver
 from kernelproxy.agent.devices.device_allocator import Room
-from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.lifecycle.commands import Commands
 from kernelproxy.agent.process.hibernation import Hibernation
 from kernelproxy.agent.process.image_dirs import ImageDirectories
@@ -148,7 +148,7 @@ class Session:
         self.upkeep = upkeep = Upkeep(
             state, services.settings.log_budget, host.has, core.request_reconcile
         )
-        self.lease = lease = Lease(core, state, demand, idle, arbiter)
+        self.lease = lease = DeviceLease(core, state, demand, idle, arbiter)
         self.waiting = waiting = WaitReasons(core, state, demand, lease, arbiter)
         self.observed = observed = ObservedState(core, state, lease, waiting, idle, zygotes)
         self.memory = memory = MemoryRequests(core, state, demand, lease)
@@ -175,10 +175,8 @@ class Session:
         self.requests = CheckpointRequests(
             core, kernel, self.hibernation, checkpoints, self.history
         )
-        keep = max(1, request.checkpoint_keep)
-        rule = Rule(request.checkpoint_every, request.checkpoint_cells, keep)
         self.automatic = AutoCheckpoint(
-            core, state, kernel, self.requests, self.history, checkpoints, rule
+            core, state, kernel, self.requests, self.history, checkpoints, Rule.of(request)
         )
         saver = ProcessSaver(core, state, kernel, self.managers, services.images)
         self.maker = CheckpointMaker(
@@ -189,8 +187,7 @@ class Session:
             lambda: services.observer.describe(self),
         )  # fmt: skip
         state.whose = lambda: f"{core.user} {core.name}"
-        state.deposit = self.persist
-        state.others_wait = lease.others_wait
+        state.deposit, state.others_wait = self.persist, lease.others_wait
         self._withdrawn = False  # nothing of it is persisted any more
         self._closing: asyncio.Task[None] | None = None
         self._burying: asyncio.Task[None] | None = None  # ends the worker, when it has failed

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import TypeVar
 
 from kernelproxy.agent.devices.device_allocator import Answer
-from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.agent.session.demand import WorkerDemand
 from kernelproxy.agent.state.device_state import DeviceState
@@ -24,11 +24,11 @@ class MemoryRequests:
     core : SessionCore
     state : DeviceState
     demand : WorkerDemand
-    lease : Lease
+    lease : DeviceLease
     """
 
     def __init__(
-        self, core: SessionCore, state: DeviceState, demand: WorkerDemand, lease: Lease
+        self, core: SessionCore, state: DeviceState, demand: WorkerDemand, lease: DeviceLease
     ) -> None:
         self._core, self._state, self._demand, self._lease = core, state, demand, lease
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kernelproxy.agent.devices.device_allocator import Answer, Room
-from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.memory_requests import MemoryRequests
 from kernelproxy.agent.residency.worker_start import WorkerStarter
 from kernelproxy.agent.session import reasons
@@ -25,7 +25,7 @@ class Migrator:
     ----------
     core : SessionCore
     state : DeviceState
-    lease : Lease
+    lease : DeviceLease
     memory : MemoryRequests
     starter : WorkerStarter
     """
@@ -34,7 +34,7 @@ class Migrator:
         self,
         core: SessionCore,
         state: DeviceState,
-        lease: Lease,
+        lease: DeviceLease,
         memory: MemoryRequests,
         starter: WorkerStarter,
     ) -> None:

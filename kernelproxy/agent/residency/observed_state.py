@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from kernelproxy.agent.devices.co_tenants import known_as
-from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.waiting import WaitReasons
 from kernelproxy.agent.session import reasons
 from kernelproxy.agent.session.core import Inhibitor, SessionCore
@@ -28,7 +28,7 @@ class ObservedState:
     ----------
     core : SessionCore
     state : DeviceState
-    lease : Lease
+    lease : DeviceLease
     waiting : WaitReasons
     idle : IdleTimer
     zygotes : Zygotes
@@ -38,7 +38,7 @@ class ObservedState:
         self,
         core: SessionCore,
         state: DeviceState,
-        lease: Lease,
+        lease: DeviceLease,
         waiting: WaitReasons,
         idle: IdleTimer,
         zygotes: Zygotes,

@@ -10,7 +10,7 @@ import logging
 import time
 
 from kernelproxy.agent.devices.device_allocator import Answer
-from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.denial import Denial
 from kernelproxy.agent.residency.observed_state import ObservedState
 from kernelproxy.agent.residency.waiting import WaitReasons
@@ -39,7 +39,7 @@ class Restorer:
     core : SessionCore
     state : DeviceState
     demand : WorkerDemand
-    lease : Lease
+    lease : DeviceLease
     waiting : WaitReasons
     observed : ObservedState
     starter : WorkerStarter
@@ -51,7 +51,7 @@ class Restorer:
         core: SessionCore,
         state: DeviceState,
         demand: WorkerDemand,
-        lease: Lease,
+        lease: DeviceLease,
         waiting: WaitReasons,
         observed: ObservedState,
         starter: WorkerStarter,

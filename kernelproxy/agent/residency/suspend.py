@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.observed_state import ObservedState
 from kernelproxy.agent.residency.spill import Spiller
 from kernelproxy.agent.session import reasons
@@ -28,7 +28,7 @@ class Suspender:
     core : SessionCore
     state : DeviceState
     demand : WorkerDemand
-    lease : Lease
+    lease : DeviceLease
     idle : IdleTimer
     spiller : Spiller
     observed : ObservedState
@@ -40,7 +40,7 @@ class Suspender:
         core: SessionCore,
         state: DeviceState,
         demand: WorkerDemand,
-        lease: Lease,
+        lease: DeviceLease,
         idle: IdleTimer,
         spiller: Spiller,
         observed: ObservedState,

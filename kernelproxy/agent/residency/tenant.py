@@ -6,7 +6,7 @@ import contextlib
 
 from kernelproxy.agent.devices.co_tenants import known_as
 from kernelproxy.agent.devices.memory_grants import Neighbour
-from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.memory_requests import MemoryRequests
 from kernelproxy.agent.residency.observed_state import ObservedState
 from kernelproxy.agent.residency.suspend import Suspender
@@ -23,7 +23,7 @@ class SessionTenant:
     ----------
     core : SessionCore
     state : DeviceState
-    lease : Lease
+    lease : DeviceLease
     idle : IdleTimer
     memory : MemoryRequests
     suspender : Suspender
@@ -34,7 +34,7 @@ class SessionTenant:
         self,
         core: SessionCore,
         state: DeviceState,
-        lease: Lease,
+        lease: DeviceLease,
         idle: IdleTimer,
         memory: MemoryRequests,
         suspender: Suspender,

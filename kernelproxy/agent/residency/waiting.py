@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.session.core import Inhibitor, SessionCore
 from kernelproxy.agent.session.demand import WorkerDemand
 from kernelproxy.agent.state.device_state import DeviceState
@@ -17,7 +17,7 @@ class WaitReasons:
     core : SessionCore
     state : DeviceState
     demand : WorkerDemand
-    lease : Lease
+    lease : DeviceLease
     arbiter : Arbiter
     """
 
@@ -26,7 +26,7 @@ class WaitReasons:
         core: SessionCore,
         state: DeviceState,
         demand: WorkerDemand,
-        lease: Lease,
+        lease: DeviceLease,
         arbiter: Arbiter,
     ) -> None:
         self._core, self._state, self._demand = core, state, demand

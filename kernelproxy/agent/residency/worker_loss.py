@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.memory_requests import MemoryRequests
 from kernelproxy.agent.residency.restore import Restorer
 from kernelproxy.agent.residency.suspend import Suspender
@@ -27,7 +27,7 @@ class WorkerLoss:
     core : SessionCore
     state : DeviceState
     demand : WorkerDemand
-    lease : Lease
+    lease : DeviceLease
     memory : MemoryRequests
     suspender : Suspender
     restorer : Restorer
@@ -39,7 +39,7 @@ class WorkerLoss:
         core: SessionCore,
         state: DeviceState,
         demand: WorkerDemand,
-        lease: Lease,
+        lease: DeviceLease,
         memory: MemoryRequests,
         suspender: Suspender,
         restorer: Restorer,

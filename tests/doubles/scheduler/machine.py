@@ -1,9 +1,9 @@
 """Machine double in virtual time on which every action may fail.
 
 It knows the actual state, with which tests compare what the controller believes. The controller,
-its engine, and the agent's `AgentHands`, `Lease`, `Commands`, `Migrator` and `Room` are the real
-ones. Sessions and their workers are doubles: they take time, fail, are late, and users act on them
-meanwhile.
+its engine, and the agent's `AgentHands`, `DeviceLease`, `Commands`, `Migrator` and `Room` are the
+real ones. Sessions and their workers are doubles: they take time, fail, are late, and users act
+on them meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kernelproxy.agent.api.scheduler_actions import AgentHands
 from kernelproxy.agent.devices.device_allocator import Answer, Room
 from kernelproxy.agent.devices.memory_grants import Neighbour
 from kernelproxy.agent.lease import lease as leases
-from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.lifecycle.commands import Commands
 from kernelproxy.agent.residency import migrate as migrating
 from kernelproxy.agent.residency.migrate import Migrator
@@ -170,7 +170,7 @@ class NotebookState:
 
 
 class Notebook:
-    """Session double, with what `AgentHands`, `Lease`, `Commands`, `Migrator` and `Room` use."""
+    """Session double, with what the real parts of an agent use."""
 
     shared = script = False
     python, kernel = "python", SimpleNamespace(torch_version="2", pid=1)
@@ -198,7 +198,7 @@ class Notebook:
         self.lock, self.looks = asyncio.Lock(), asyncio.Event()
         me: Any = self
         idle: Any = SimpleNamespace(drained_for=lambda: 0.0)
-        self.lease = Lease(me, me.device_state, me, idle, self.arbiter)
+        self.lease = DeviceLease(me, me.device_state, me, idle, self.arbiter)
         self.lease.monitor = MemoryMonitor(self)  # type: ignore[assignment]
         migrator = Migrator(me, me.device_state, self.lease, me, me)
         self.commands = Commands(me, me.device_state, me, me, me, migrator, me, lambda: {})

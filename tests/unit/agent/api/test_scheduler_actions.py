@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kernelproxy.agent.api.scheduler_actions import AgentHands
-from kernelproxy.agent.lease.lease import Lease
+from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.common.errors import ControlError, InternalError
 
 HERE, THERE = "cpu:0", "cpu:1"
@@ -50,7 +50,7 @@ class Fake:
         self.lock = asyncio.Lock()
         self.commands = SimpleNamespace(migrate=self.migrate)
         demand, idle = SimpleNamespace(), SimpleNamespace()
-        self.lease = Lease(self, self.device_state, demand, idle, arbiter)  # type: ignore[arg-type]
+        self.lease = DeviceLease(self, self.device_state, demand, idle, arbiter)  # type: ignore[arg-type]
 
     async def migrate(self, room: Any, check: Callable[[], None]) -> None:
         async with self.lock:

@@ -24,7 +24,7 @@ from kernelproxy.devices import configured_devices
 CELLS_RUNNING = ClientPage.cells_running.offset
 
 
-class Kept:
+class CountingSupervisor:
     """Supervisor double that counts the records it gets."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Kept:
         pass
 
 
-class Worker:
+class StandingWorker:
     """Worker double that stands still."""
 
     pid, broken, hung, corrupt = 1, False, "", None
@@ -56,12 +56,12 @@ def states_of(session: str) -> list[str]:
         return [state for (state,) in database.execute(query, (session,))]
 
 
-async def changes_nothing(agent: Agent, kept: Kept) -> None:
+async def changes_nothing(agent: Agent, kept: CountingSupervisor) -> None:
     request = OpenSession("n", "k", sys.executable)
     room = next(iter(agent.rooms.values()))
     state = DeviceState("s", room.device, agent.settings)
     session = agent._add("s", request, os.getuid(), room, state)
-    state.worker = Worker()  # type: ignore[assignment]
+    state.worker = StandingWorker()  # type: ignore[assignment]
     memory = state.memory
     client = memory.client.memory
     client[CELLS_RUNNING : CELLS_RUNNING + 4] = (1).to_bytes(4, "little")
@@ -83,7 +83,7 @@ def test_a_status_request_changes_nothing() -> None:
     """The pages show another state than the one that the session was in when it last reconciled."""
 
     async def ask() -> None:
-        kept = Kept()
+        kept = CountingSupervisor()
         agent = Agent(configured_devices(), Settings(), kept, lambda: None)  # type: ignore[arg-type]
         agent.chronicle.begin(kept=False)
         try:
