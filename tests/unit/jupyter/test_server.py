@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from tornado.httpclient import HTTPClientError
 
 from jupyter_sing.controller import policy_file
-from jupyter_sing.server import routes
+from jupyter_sing.server import handler, routes
 from jupyter_sing.server.extension import SingExtension
 from jupyter_sing.server.notebooks import NotebookNames, contents_path
 from kernelproxy.agent.status.activity_store import Record
@@ -223,7 +223,7 @@ async def test_checkpoint_waits_for_a_starting_kernel(
         fake_daemon.too_early = 2
         body = '{"name": "before-lunch"}'
         assert json.loads((await jp_fetch(*path, verb, method="POST", body=body)).body) == found
-    monkeypatch.setattr(routes, "CONNECT_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(handler, "CONNECT_SECONDS_MAX", 0.0)
     fake_daemon.too_early = 9
     with pytest.raises(HTTPClientError) as refused:
         await jp_fetch(*path, "checkpoint", method="POST", body="")
@@ -331,7 +331,7 @@ async def test_checkpoints_are_listed_without_a_running_daemon(
         started.append(start)
         return connect(start=False)  # the fake one
 
-    monkeypatch.setattr(routes, "connect", connect_noting)
+    monkeypatch.setattr(handler, "connect", connect_noting)
     await jp_fetch(API, "checkpoints")
     await jp_fetch(API, "checkpoints", CHECKPOINT["name"])
     await jp_fetch(API, "checkpoints", CHECKPOINT["name"], method="DELETE")
@@ -449,10 +449,10 @@ def test_handlers_are_those_of_openapi() -> None:
 
     handled = {
         (path, verb)
-        for pattern, handler in routes.ROUTES
+        for pattern, route_handler in routes.ROUTES
         for path in plain(pattern)
         for verb in VERBS
-        if verb in vars(handler)
+        if verb in vars(route_handler)
     }
     described = {
         (path, verb) for path, verbs in OPENAPI["paths"].items() for verb in verbs if verb in VERBS
