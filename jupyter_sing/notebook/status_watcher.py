@@ -7,6 +7,7 @@ reconnects with the process (see `kernelproxy.common.ipc.detach`), or when the d
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -29,6 +30,8 @@ from kernelproxy.common.protocol import (
 )
 from kernelproxy.common.protocol.views import CheckpointView, DeviceView, SessionView
 from kernelproxy.kernel import activation
+
+log = logging.getLogger(__name__)
 
 #: A new daemon answers once it has taken over the state of the previous one.
 ANSWER_SECONDS_MAX = 120.0
@@ -145,6 +148,7 @@ class StatusWatcher:
         try:
             listener(seen)
         except Exception:  # such as that of a widget whose kernel is about to end
+            log.info("A listener failed and gets no more updates.", exc_info=True)
             self.leave(listener)
 
 

@@ -45,7 +45,7 @@ class Feed:
         #: Last event of each session that has not ended.
         self._said: dict[str, dict[str, Any]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._complained = False
+        self._failing = False
 
     def start(self) -> None:
         """Begin; idempotent."""
@@ -68,9 +68,10 @@ class Feed:
             except (ControlError, ProtocolError, OSError) as error:
                 self._log.debug("jupyter_sing: the daemon is not watched: %s", error)
             except Exception:
-                if not self._complained:
-                    self._log.exception("jupyter_sing: what changes cannot be said")
-                self._complained = True
+                # Logged once until events can be published again: the next attempt is soon.
+                if not self._failing:
+                    self._log.exception("jupyter_sing: changes of sessions cannot be published")
+                self._failing = True
             # At once, if the connection lasted for a while: the next daemon may run already.
             await asyncio.sleep(max(0.0, begun + LOOK_SECONDS - clock()))
 
@@ -109,6 +110,7 @@ class Feed:
                 event = events.changed(session)
                 self._said[session["id"]] = event
                 self._emit(event)
+            self._failing = False
 
     def _end(self, sessions: Sequence[str]) -> None:
         for each in sessions:

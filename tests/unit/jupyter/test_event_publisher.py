@@ -145,12 +145,14 @@ def test_failing_event_does_not_stop_the_publisher(
 
     async def check() -> None:
         async with watched() as events:
-            while not caplog.records:
-                await asyncio.sleep(0.01)
-            fake_daemon.sessions[SESSION["id"]] = SESSION
-            assert (await events.next())["state"] == "idle"
+            for failures in (1, 2):
+                fake_daemon.tell(SESSION | {"state": "unheard of"})
+                while len(caplog.records) < failures:
+                    await asyncio.sleep(0.01)
+                fake_daemon.sessions[SESSION["id"]] = SESSION
+                assert (await events.next())["state"] == "idle"
 
     asyncio.run(check())
     assert [each.message for each in caplog.records] == [
-        "jupyter_sing: what changes cannot be said"
-    ]
+        "jupyter_sing: changes of sessions cannot be published"
+    ] * 2

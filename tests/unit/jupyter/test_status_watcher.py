@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -103,7 +104,10 @@ def test_listeners_share_one_thread_which_ends_with_the_last(
     assert ears[0].next().anew
 
 
-def test_failing_listener_is_removed(watcher: StatusWatcher, fake_daemon: FakeDaemon) -> None:
+def test_failing_listener_is_removed(
+    watcher: StatusWatcher, fake_daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, status_watcher.__name__)
     calls, ear = [], Ear()
 
     def deaf(seen: KnownStatus) -> None:
@@ -116,6 +120,7 @@ def test_failing_listener_is_removed(watcher: StatusWatcher, fake_daemon: FakeDa
     fake_daemon.tell()
     ear.next()
     assert len(calls) == 1
+    assert caplog.messages == ["A listener failed and gets no more updates."]
 
 
 def test_watcher_finds_the_next_daemon(watcher: StatusWatcher, fake_daemon: FakeDaemon) -> None:
