@@ -170,5 +170,5 @@ class TestTheSystemsSocket:
         nobody = ownership.overflow_uid()
         os.chown(system, nobody, nobody)
         os.chown(system / "agent.sock", nobody, nobody)
-        with pytest.raises(ControlError, match=r"no number in this container.*DEVICES"):
+        with pytest.raises(ControlError, match=r"not mapped in this container.*DEVICES"):
             paths.socket_path()
