@@ -74,19 +74,10 @@ _TEST_OPENING = re.compile(
 #: Folders whose tests still have such names.
 UNRENAMED = (
     "tests/integration/checkpoints/",
-    "tests/integration/kernels/",
     "tests/scheduler/engine/",
     "tests/scheduler/guarantees/",
     "tests/scheduler/policy/",
     "tests/scheduler/simulator/",
-    "tests/unit/common/",
-    "tests/unit/controller/",
-    "tests/unit/devices/",
-    "tests/unit/kernel/",
-    "tests/unit/kernel_host/",
-    "tests/unit/native/",
-    "tests/unit/repository/",
-    "tests/unit/storage/",
 )
 
 

@@ -92,7 +92,7 @@ def test_nothing_stays_open_and_all_goes_on(agent: OneKernelAgent, process: Proc
     assert process.ask("sync") == "done"
 
 
-def test_it_joins_another_session_that_is_where_it_was(
+def test_a_detached_kernel_joins_another_session_at_the_same_addresses(
     agent: OneKernelAgent, process: Process
 ) -> None:
     assert process.ask("begin") == "begun"
@@ -110,7 +110,7 @@ def test_it_joins_another_session_that_is_where_it_was(
     assert client.memory_used > 0
 
 
-def test_what_is_not_where_it_was_is_refused_in_one_sentence(
+def test_a_session_at_other_addresses_is_refused_in_one_sentence(
     agent: OneKernelAgent, process: Process
 ) -> None:
     process.tell("begin")
@@ -123,7 +123,7 @@ def test_what_is_not_where_it_was_is_refused_in_one_sentence(
     assert "the device daemon of jupyter_sing is gone" in process.answer()
 
 
-def test_it_stays_while_somebody_waits_for_the_device(
+def test_a_kernel_stays_attached_while_a_thread_waits_for_the_device(
     agent: OneKernelAgent, tmp_path: Path
 ) -> None:
     agent.open("first")
@@ -148,7 +148,7 @@ def test_it_stays_while_somebody_waits_for_the_device(
 
 
 @pytest.mark.slow
-def test_it_goes_on_in_another_process_made_of_its_images(
+def test_a_kernel_continues_in_a_process_restored_from_its_images(
     form: Form, agent: OneKernelAgent, tmp_path: Path
 ) -> None:
     agent.open("first")

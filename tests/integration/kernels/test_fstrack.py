@@ -224,7 +224,7 @@ def test_descriptors_get_the_numbers_that_they_would_have(run: Run) -> None:
     )
 
 
-def test_what_was_only_opened_for_writing_has_not_changed(track: Track, here: Path) -> None:
+def test_a_file_only_opened_for_writing_has_not_changed(track: Track, here: Path) -> None:
     for name in ("read", "written", "mapped", "fresh"):
         (here / name).write_text(name)
         os.utime(here / name, (1e9, 1e9))
@@ -411,7 +411,7 @@ def test_a_path_that_cannot_be_preloaded_is_refused(tmp_path: Path) -> None:
         tracker.preload({}, tmp_path / "with a space" / "libsing_fstrack.so")
 
 
-def test_it_needs_no_version_of_libc(library: Path) -> None:
+def test_the_tracker_needs_no_version_of_libc(library: Path) -> None:
     shown = subprocess.check_output(["readelf", "-dV", str(library)], text=True)
     assert "No version information" in shown
     assert {line.split("[")[1].rstrip("]") for line in shown.splitlines() if "NEEDED" in line} == {
@@ -450,7 +450,7 @@ def test_without_a_compiler_the_reason_is_named(
         tools.file_tracker(cache=tmp_path)
 
 
-def test_it_is_built_once(tmp_path: Path) -> None:
+def test_the_tracker_is_built_once(tmp_path: Path) -> None:
     said: list[libraries.Compiling] = []
     built = tools.file_tracker(said.append, cache=tmp_path, developing=False)
     assert tools.file_tracker(said.append, cache=tmp_path, developing=False) == built

@@ -118,7 +118,7 @@ def found_by(criu_program: str, home: Path, *options: str) -> dict[str, str]:
     return dict(json.loads(done.stdout))
 
 
-def test_what_was_found_is_kept(counting: Counting, tmp_path: Path) -> None:
+def test_the_result_of_a_probe_is_kept(counting: Counting, tmp_path: Path) -> None:
     found = forms.find(tmp_path / "kept")
     assert found == Form("root" if os.geteuid() == 0 else "user", str(counting.path))
     assert counting.calls() == ["--version", "dump", "restore"]
@@ -131,7 +131,7 @@ def test_what_was_found_is_kept(counting: Counting, tmp_path: Path) -> None:
     assert counting.calls() == ["--version", "dump", "restore"]
 
 
-def test_what_failed_is_not_tried_again_soon(
+def test_a_failed_probe_is_not_repeated_soon(
     counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting.write('[ "$1" = --version ] && echo Version: 1.0 || exit 1')
@@ -150,7 +150,7 @@ def test_what_failed_is_not_tried_again_soon(
         assert counting.calls()
 
 
-def test_what_took_too_long_is_tried_again(
+def test_a_probe_that_timed_out_is_repeated(
     counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting.write('[ "$1" = --version ] && echo Version: 1.0 || exec sleep 86403')
@@ -181,7 +181,7 @@ def test_root_in_a_container_has_a_users_form(criu_program: str, home: Path) -> 
 
 
 @needs_root
-def test_where_namespaces_are_forbidden_there_is_none(criu_program: str, home: Path) -> None:
+def test_no_mode_is_found_if_namespaces_are_forbidden(criu_program: str, home: Path) -> None:
     found = found_by(criu_program, home, "--no-namespaces")
     assert found["reason"] == "unavailable"
     assert "a namespace of users cannot be made" in found["why"]

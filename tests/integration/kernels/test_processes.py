@@ -218,7 +218,7 @@ def test_a_process_has_what_it_had(form: Form, tmp_path: Path) -> None:
         assert again.process.stdout.readline() == b"to the new one\n"
 
 
-def test_what_earlier_versions_saved_comes_back(
+def test_images_of_earlier_versions_are_restored(
     form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under those versions, an ordinary user was root in a sandbox."""

@@ -72,7 +72,7 @@ def test_two_requests_to_open_are_two() -> None:
     assert OpenSession("n", "k", "python") != OpenSession("n", "k", "python")
 
 
-def test_where_nobody_listens_any_more_the_first_error_is_said(runtime_dir: Path) -> None:
+def test_a_dead_socket_reports_the_first_error(runtime_dir: Path) -> None:
     path = runtime_dir / "agent.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -44,19 +44,21 @@ def control(away: Absence) -> Iterator[Control]:
         yield made
 
 
-def test_it_leaves_when_connections_are_closed(away: Absence, control: Control) -> None:
+def test_a_process_detaches_when_connections_are_closed(away: Absence, control: Control) -> None:
     thread = started(lambda: away.begin(SECONDS))
     control.close()
     thread.join()
     away.end(Return())
 
 
-def test_one_that_is_handed_over_is_none_of_its_business(away: Absence, control: Control) -> None:
+def test_a_connection_handed_over_does_not_prevent_detaching(
+    away: Absence, control: Control
+) -> None:
     with control.detach():
         away.begin(0.0)
 
 
-def test_it_stays_while_there_is_a_connection(away: Absence, control: Control) -> None:
+def test_a_process_with_a_connection_does_not_detach(away: Absence, control: Control) -> None:
     with pytest.raises(ControlError, match="is waiting for the jupyter_sing daemon") as refused:
         away.begin(0.0)
     assert refused.value.reason == "busy"
@@ -64,7 +66,7 @@ def test_it_stays_while_there_is_a_connection(away: Absence, control: Control) -
         pass
 
 
-def test_it_stays_if_it_could_not_come_back(away: Absence) -> None:
+def test_a_process_with_an_obstacle_does_not_detach(away: Absence) -> None:
     kernel = SimpleNamespace(debugger=SimpleNamespace(debugpy_initialized=False))
     away.obstacle = lambda: obstacle(kernel)
     away.begin(SECONDS)
@@ -77,14 +79,14 @@ def test_it_stays_if_it_could_not_come_back(away: Absence) -> None:
         pass
 
 
-def test_one_that_nobody_has_any_more_is_closed(away: Absence) -> None:
+def test_an_unreferenced_connection_is_closed(away: Absence) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         Control(ours)
         away.begin(SECONDS)
 
 
-def test_who_connects_waits_till_it_is_back(away: Absence, tmp_path: Path) -> None:
+def test_connecting_waits_until_the_process_has_reattached(away: Absence, tmp_path: Path) -> None:
     away.begin(0.0)
     refused: list[str] = []
 
@@ -112,7 +114,7 @@ def test_a_return_is_heard_of(away: Absence) -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"\0", b"[]", b"{}", b'{"restored": true}', b'{"ports": 1}'])
-def test_what_is_no_line_wakes_nobody(line: bytes) -> None:
+def test_an_invalid_line_is_not_parsed(line: bytes) -> None:
     assert Woken.parse(line) is None
 
 
@@ -192,7 +194,7 @@ def test_no_handler_of_exceptions_lets_a_restored_cell_go_on() -> None:
     assert Restored("mine")._render_traceback_() == ["Restored 'mine' (its process)."]
 
 
-def test_who_gives_way_is_asked_to_let_go(away: Absence, control: Control) -> None:
+def test_a_yielding_connection_is_asked_to_close(away: Absence, control: Control) -> None:
     def listen() -> None:
         with away.giving_way(control.abort) as way:
             there.set()
@@ -210,7 +212,7 @@ def test_who_gives_way_is_asked_to_let_go(away: Absence, control: Control) -> No
     away.end(Return())
 
 
-def test_who_has_connected_as_it_leaves_is_asked_at_once(away: Absence) -> None:
+def test_a_connection_made_during_detaching_is_asked_at_once(away: Absence) -> None:
     away.begin(0.0)
     calls = []
     with away.giving_way(lambda: calls.append(1)) as way:

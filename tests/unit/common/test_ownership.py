@@ -53,7 +53,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_what_is_missing_is_made_and_found_again(
+def test_a_missing_directory_is_created_and_found_again(
     base: Path, load: Callable[[Path], object]
 ) -> None:
     directory = base / "place" / LOADERS[load][0]
@@ -65,7 +65,7 @@ def test_what_is_missing_is_made_and_found_again(
 @ROOT_ALONE
 @pytest.mark.parametrize("load", LOADERS)
 @pytest.mark.parametrize("trick", ["above", "itself", "link", "open", "open above"])
-def test_what_another_user_made_first_is_refused(
+def test_a_directory_made_by_another_user_is_refused(
     base: Path, load: Callable[[Path], object], trick: str
 ) -> None:
     place, (below, remedy) = base / "place", LOADERS[load]
@@ -110,7 +110,7 @@ def test_links_and_sticky_directories_of_ours_and_of_roots_are_followed(base: Pa
 
 
 @ROOT_ALONE
-def test_what_lies_in_a_directory_that_was_open_once_is_not_believed(base: Path) -> None:
+def test_files_in_a_once_writable_directory_are_not_trusted(base: Path) -> None:
     checkpoints = paths.data_dir() / "states"
     checkpoints.mkdir()
     os.chown(checkpoints, BOB, BOB)
@@ -163,7 +163,7 @@ def test_a_policy_that_others_may_write_is_not_applied(base: Path, trick: str) -
 
 
 @ROOT_ALONE
-def test_where_root_has_no_number_only_our_own_directory_is_believed(
+def test_only_an_own_directory_is_trusted_if_root_is_not_mapped(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a rootless container: root's files there look like those of other users."""
@@ -178,7 +178,7 @@ def test_where_root_has_no_number_only_our_own_directory_is_believed(
 
 
 @ROOT_ALONE
-def test_where_root_has_no_number_a_file_of_anybody_does_not_pass_as_roots(
+def test_an_unmapped_owner_does_not_pass_as_root(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of ``/`` has the same uid there as all other unmapped users."""

@@ -127,7 +127,7 @@ class TestTheSystemsSocket:
         return directory
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can make one")
-    def test_it_is_used_unless_another_one_is_named(
+    def test_the_system_directory_is_used_unless_another_is_named(
         self, system: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         assert paths.socket_path() == system / "agent.sock"
@@ -146,7 +146,7 @@ class TestTheSystemsSocket:
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
     @pytest.mark.parametrize("whose", ["directory", "socket", "link", "writable", "file"])
-    def test_one_that_another_user_could_have_made_is_refused(
+    def test_a_socket_another_user_could_have_made_is_refused(
         self, system: Path, tmp_path: Path, whose: str
     ) -> None:
         found = system / "agent.sock"

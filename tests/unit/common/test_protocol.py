@@ -78,7 +78,7 @@ def test_descriptors_come_with_their_message(pair: Pair) -> None:
         os.close(fd)
 
 
-def test_who_has_got_all_of_a_message_may_be_gone(
+def test_a_sender_may_be_gone_once_its_message_is_complete(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send_fds = socket.send_fds
@@ -145,7 +145,7 @@ def test_a_decoder_gives_each_of_several_frames_its_descriptors() -> None:
         '{"kind": "Bell"}'.encode("utf-16"),
     ],
 )
-def test_what_is_no_message_is_refused(pair: Pair, body: bytes) -> None:
+def test_an_invalid_message_is_refused(pair: Pair, body: bytes) -> None:
     pair[0].sendall(struct.pack("<I", len(body)) + body)
     with pytest.raises(ProtocolError):
         recv_message(pair[1])
@@ -163,7 +163,7 @@ def test_names_that_are_not_utf_8_and_emoji_pass(pair: Pair) -> None:
     b'{"kind": "Suspend", "session": "', b'{"session": "s", "kind": "Checkpoint", "name": "',
     b'{"kind": "Nothing", "a": "', b"[" * 100, b'{"kind": "SetPolicy", "policy": "',
 ])  # fmt: skip
-def test_what_is_longer_than_its_kind_may_be_is_refused_before_it_is_there(begin: bytes) -> None:
+def test_a_message_too_long_for_its_kind_is_refused_before_it_arrives(begin: bytes) -> None:
     decoder = framing.FrameDecoder()
     decoder.feed(struct.pack("<I", 2 << 20) + begin[:20])
     assert decoder.next_message() is None  # its kind is not known yet

@@ -96,7 +96,7 @@ def test_a_moment_is_written_to_be_read() -> None:
     assert moment(at) == "2026-11-23T09:12Z"
 
 
-def test_what_controls_a_terminal_is_escaped_and_what_names_are_made_of_is_not() -> None:
+def test_terminal_controls_are_escaped_and_letters_of_names_are_not() -> None:
     name = "実験\u3000\N{WOMAN}\u200d\N{PERSONAL COMPUTER}\xa0é"
     assert escaped(name) == name
     assert escaped("\x1b[2J\n\x9b\u202e\ud800") == r"\x1b[2J\n\x9b\u202e\ud800"

@@ -103,7 +103,7 @@ def test_a_kernel_cannot_write_to_the_pages_of_others(memory: SessionMemory) -> 
     shared_memory.close_all(fds)
 
 
-def test_nobody_can_shrink_a_page(memory: SessionMemory) -> None:
+def test_a_page_cannot_be_shrunk(memory: SessionMemory) -> None:
     for fd in (memory.log_fd, memory.client_fd, memory.worker_fd, memory.agent_fd):
         with pytest.raises(PermissionError):
             os.ftruncate(fd, 0)

@@ -86,7 +86,7 @@ def test_a_snapshot_without_extents_is_one(fd: int) -> None:
         ({"size": 1}, "torn"),
     ],
 )
-def test_what_is_no_snapshot_is_refused(fd: int, change: dict[str, int], words: str) -> None:
+def test_an_invalid_snapshot_is_refused(fd: int, change: dict[str, int], words: str) -> None:
     write(fd, EXTENTS, **change)
     with pytest.raises(WorkerError, match=words):
         read_tables(fd)

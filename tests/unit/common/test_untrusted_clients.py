@@ -47,7 +47,7 @@ def test_an_owner_is_who_the_kernel_says(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("path", ["", "python", "../python", "/a\0b", "/" + "x" * 5000])
-def test_what_is_no_path_is_refused(path: str) -> None:
+def test_an_invalid_path_is_refused(path: str) -> None:
     with pytest.raises(ControlError, match="is no absolute path"):
         check_path(path)
 
@@ -119,7 +119,9 @@ def test_messages_that_never_end_are_bounded() -> None:
     assert 77 not in Guard._held
 
 
-def test_who_sends_what_cannot_be_closed_is_heard_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_sends_unclosable_files_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     go_on, entered = threading.Event(), threading.Semaphore(0)
     closed = []
 
@@ -192,7 +194,7 @@ def test_a_snapshot_that_may_change_is_refused() -> None:
         os.close(fd)
 
 
-def test_what_is_asked_for_is_bounded() -> None:
+def test_requests_are_bounded() -> None:
     fine = OpenSession("Übung 1.ipynb", "kernel", "/usr/bin/python")
     check_request(fine, SESSIONS_MAX - 1)
     with pytest.raises(ControlError, match="sessions already"):
@@ -220,7 +222,7 @@ def test_the_log_takes_so_much_and_no_more() -> None:
     assert "lines were dropped) line" in record.msg
 
 
-def test_what_others_see_of_a_session() -> None:
+def test_public_fields_of_a_session() -> None:
     whole = {
         "id": "1", "name": "secret", "owner": "bob", "kernel_pid": 5, "worker_pid": None,
         "state": "running", "device": "cpu:0", "memory": 7, "queued_for": 1.5, "reason": "secret",

@@ -35,7 +35,7 @@ def entry(number: int, session: str = ONE, name: str = "one") -> DecisionEntry:
     return DecisionEntry(float(number), session, name, "grant", f"Reason {number}.")
 
 
-def test_what_is_noted_is_read_in_its_order(tmp_path: Path) -> None:
+def test_decisions_are_read_in_their_order(tmp_path: Path) -> None:
     write(tmp_path, *[entry(number) for number in range(50)])
     write(tmp_path, entry(50), entry(51, OTHER, "other"))
     assert read(tmp_path, ONE, 100) == [entry(number) for number in range(51)]
@@ -63,7 +63,7 @@ def test_of_several_sessions_of_a_name_the_newest_is_meant(tmp_path: Path) -> No
         ("%", "unknown-session"),
     ],
 )
-def test_what_is_found_not_at_all_or_more_than_once(
+def test_unknown_and_ambiguous_sessions_are_refused(
     tmp_path: Path, given: str, reason: str
 ) -> None:
     with pytest.raises(ControlError) as raised:
@@ -83,7 +83,7 @@ def test_only_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read(tmp_path, ONE, 100) == [entry(number) for number in range(50, 60)]
 
 
-def test_what_cannot_be_written_stops_nothing(tmp_path: Path, caplog) -> None:
+def test_a_failed_write_stops_nothing(tmp_path: Path, caplog) -> None:
     (tmp_path / NAME).mkdir()
     write(tmp_path, entry(1))
     assert "cannot be written down" in caplog.text

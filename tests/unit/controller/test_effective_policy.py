@@ -108,7 +108,7 @@ def test_examples_hold_on_two_devices(name: str) -> None:
     assert (HostPolicy(EXAMPLES["lab"], four).notes() == []) is True
 
 
-def test_what_is_guaranteed_and_not_here_is_refused_with_the_numbers() -> None:
+def test_guarantees_beyond_the_devices_are_refused_with_numbers() -> None:
     with pytest.raises(ControlError) as raised:
         HostPolicy(EXAMPLES["course"], {"here": ["cpu:0"]})
     assert raised.value.reason == "bad-policy"
@@ -147,7 +147,7 @@ def test_no_policy_is_one_line() -> None:
 # -------------------------------------------------------------------- persistence
 
 
-def test_what_is_kept_holds_for_the_next_daemon(tmp_path: Path) -> None:
+def test_a_saved_policy_applies_to_the_next_daemon(tmp_path: Path) -> None:
     assert policy_file.begin(tmp_path, TWO).text == ""
     policy_file.keep(tmp_path, "defaults: {weight: 2}")
     policy_file.keep(tmp_path, LAB)
@@ -156,7 +156,7 @@ def test_what_is_kept_holds_for_the_next_daemon(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
+def test_a_policy_that_cannot_be_saved_is_an_error(tmp_path: Path) -> None:
     (tmp_path / policy_file.NAME).mkdir()
     with pytest.raises(ControlError, match="cannot be kept"):
         policy_file.keep(tmp_path, LAB)
@@ -186,7 +186,7 @@ def test_the_file_of_the_environment_counts_first(
     assert "must be absolute" in caplog.text
 
 
-def test_what_was_kept_and_is_too_much_by_now_guarantees_nothing(
+def test_a_saved_policy_beyond_the_devices_guarantees_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy_file.keep(tmp_path, EXAMPLES["course"])
@@ -213,5 +213,5 @@ def test_what_was_kept_and_is_too_much_by_now_guarantees_nothing(
         ("virtual_clusters: {lab: {users: [eve]}}\nothers: {admitted: false}", ""),
     ],
 )
-def test_who_may_use_no_device_is_told_why(policy: str, why: str) -> None:
+def test_a_user_without_devices_gets_the_reason(policy: str, why: str) -> None:
     assert HostPolicy(policy, TWO).denied("eve") == why

@@ -33,7 +33,7 @@ def test_nothing_is_believed_of_a_few() -> None:
     assert bandwidth.measured(100 * MIB, 60.0) == bandwidth.believed != BELIEVED
 
 
-def test_what_is_believed_already_is_not_told_again() -> None:
+def test_a_known_switch_cost_is_not_sent_again() -> None:
     bandwidth = Bandwidth(BELIEVED)
     for size in [0, 100 * MIB, 1000 * MIB] * 5:
         assert bandwidth.measured(size, 1.1 * BELIEVED.seconds(size)) is None
@@ -54,7 +54,7 @@ def test_a_third_of_odd_ones_changes_little() -> None:
     assert bandwidth.believed.seconds(400 * MIB) == pytest.approx(truth.seconds(400 * MIB), rel=0.3)
 
 
-def test_what_has_changed_is_found_again() -> None:
+def test_a_changed_switch_cost_is_measured_again() -> None:
     bandwidth = Bandwidth(BELIEVED)
     last(bandwidth, [0, 500 * MIB] * KEPT, Rate(1e8, 1.0))
     found = last(bandwidth, [0, 500 * MIB] * KEPT, Rate(1e9, 0.01))

@@ -67,14 +67,14 @@ def test_place_wait_and_device_are_in_one_sentence() -> None:
         (math.inf, "Cannot run: Room."),
     ],
 )
-def test_what_nobody_can_say_is_not_said(seconds: float | None, words: str) -> None:
+def test_an_unknown_wait_is_not_estimated(seconds: float | None, words: str) -> None:
     looks = Looks(mine=ExplainedWait(1, seconds, "Room"))
     found = looks.outlooks.of("mine")
     assert found is not None
     assert (found.position, found.seconds, found.reason) == (1, None, words)
 
 
-def test_who_asks_for_all_has_the_engine_look_once() -> None:
+def test_estimates_for_all_sessions_ask_the_engine_once() -> None:
     looks = Looks(mine=ExplainedWait(1, 1.0, "Room"), others=ExplainedWait(2, 2.0, "Room"))
     for session in looks.outlooks.waiting():
         looks.said(session)

@@ -51,7 +51,7 @@ def another_owner(device: Device) -> Iterator[int]:
         process.stdin.close()
 
 
-def test_what_another_one_owns_is_left_alone_and_free_when_he_ends(gpus: list[Device]) -> None:
+def test_a_device_of_another_daemon_is_left_alone_until_it_ends(gpus: list[Device]) -> None:
     with another_owner(gpus[0]) as pid:
         found = claim(gpus, seconds=0)
         assert found.devices == [gpus[1]]
@@ -84,7 +84,9 @@ def test_a_lock_that_is_handed_on_is_held_all_the_time(gpus: list[Device]) -> No
     assert owner(gpus[1]) == ""
 
 
-def test_one_that_leaves_is_waited_for(gpus: list[Device], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exiting_owner_is_waited_for(
+    gpus: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
     leaving = claim(gpus, seconds=0)
     monkeypatch.setattr(locks.time, "sleep", lambda _: leaving.close())
     found = claim(gpus)
@@ -92,7 +94,7 @@ def test_one_that_leaves_is_waited_for(gpus: list[Device], monkeypatch: pytest.M
     found.close()
 
 
-def test_who_took_it_may_have_ended(gpus: list[Device]) -> None:
+def test_the_recorded_owner_may_have_ended(gpus: list[Device]) -> None:
     fd = os.open(gpus[0].node, os.O_RDONLY)
     script = f"import fcntl; fcntl.flock({fd}, fcntl.LOCK_EX)"
     subprocess.run([sys.executable, "-c", script], pass_fds=[fd], check=True)
@@ -100,7 +102,7 @@ def test_who_took_it_may_have_ended(gpus: list[Device]) -> None:
     os.close(fd)
 
 
-def test_everybody_has_software_devices_of_his_own(gpus: list[Device]) -> None:
+def test_software_devices_are_not_locked(gpus: list[Device]) -> None:
     software = replace(gpus[0], node="", kind=DeviceKind.SOFTWARE)
     assert owner(software) == ""
     claims = [claim([software], seconds=0) for _ in range(2)]

@@ -59,7 +59,9 @@ def test_without_a_session_nothing_is_changed(fake_torch: Path, runtime_dir: Pat
     assert (done.stdout, done.stderr) == ("False True\nas they were True\n", "")
 
 
-def test_what_fails_before_torch_leaves_torch_alone(fake_torch: Path, runtime_dir: Path) -> None:
+def test_a_failure_before_the_import_leaves_torch_alone(
+    fake_torch: Path, runtime_dir: Path
+) -> None:
     done = run(
         "import sys, importlib\n"
         "path = list(sys.meta_path)\n"

@@ -45,7 +45,7 @@ def test_each_kind_is_described(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_taken_is_named(tmp_path: Path) -> None:
+def test_files_that_cannot_be_collected_are_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.path.relpath(tmp_path / "socket"))
@@ -200,7 +200,7 @@ def test_a_file_that_changes_meanwhile_is_read_again(
             assert os.pread(fd, 10, 0) == b"0" + b"1" * times
 
 
-def test_what_is_no_file_any_more_is_not_read(tmp_path: Path) -> None:
+def test_a_removed_file_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     (state,) = collect([file], EVERYTHING).states

@@ -174,7 +174,7 @@ def test_a_cell_that_is_asked_for_in_the_middle_of_another_is_told(
         assert told == ([1] if message is ask and cells else [])
 
 
-def test_what_a_wish_needs_is_imported_before_the_notebook_has_to_do_with_it() -> None:
+def test_modules_of_a_request_are_imported_in_advance() -> None:
     program = (
         "import sys\n"
         "import numpy\n"

@@ -255,7 +255,7 @@ def test_autograd_graphs_are_named() -> None:
         after["loss"].backward()
 
 
-def test_what_is_nested_too_deeply_is_named() -> None:
+def test_an_object_nested_too_deeply_is_named() -> None:
     chain: list[Any] = []
     for _ in range(5_000):
         chain = [chain]

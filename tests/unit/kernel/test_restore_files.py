@@ -117,7 +117,7 @@ def test_several_restores_keep_everything_apart(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_is_missing_is_made_with_its_directories_and_modes(tmp_path: Path) -> None:
+def test_missing_files_are_created_with_directories_and_modes(tmp_path: Path) -> None:
     closed = tmp_path / "a" / "closed"
     closed.mkdir(parents=True)
     (closed / "file").write_text("text")
@@ -189,7 +189,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     assert {path.name for path in elsewhere.iterdir()} == {"file"}
 
 
-def test_what_checkpoints_never_hold_is_left_in_place(tmp_path: Path) -> None:
+def test_files_excluded_from_checkpoints_are_left_in_place(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("then")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "file").write_text("then")
@@ -311,7 +311,7 @@ def test_our_bugs_are_not_hidden(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_another_file_system_cannot_keep_is_copied_or_stays(
+def test_files_on_another_file_system_are_copied_or_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, directory = tmp_path / "file", tmp_path / "directory"

@@ -43,12 +43,12 @@ def test_a_private_file_says_the_same_but_for_where(tmp_path: Path) -> None:
     ("different", "why"),
     [({"transport": "ipc"}, "transport is ipc"), ({"curve_publickey": "x"}, "encrypted")],
 )
-def test_what_cannot_be_held_is_refused(different: dict[str, Any], why: str) -> None:
+def test_a_connection_that_cannot_be_held_is_refused(different: dict[str, Any], why: str) -> None:
     with pytest.raises(ProcessError, match=why):
         official({**INFO, **different})
 
 
-def test_what_lies_beside_images_holds_no_key(tmp_path: Path) -> None:
+def test_files_beside_images_contain_no_key(tmp_path: Path) -> None:
     where = official(INFO)
     where.save(tmp_path)
     (file,) = tmp_path.iterdir()

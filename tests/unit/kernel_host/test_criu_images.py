@@ -120,7 +120,7 @@ def test_any_bytes_are_a_message_or_refused(seed: int) -> None:
         (b"\x00\x00", "has no number"),
     ],
 )
-def test_what_is_no_message_is_refused(data: bytes, why: str) -> None:
+def test_an_invalid_message_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(ProcessError, match=why):
         Fields.parse(data)
 
@@ -135,7 +135,7 @@ def test_what_is_no_message_is_refused(data: bytes, why: str) -> None:
         (struct.pack("<III", *FILES, 0xFFFFFFFF), "longer than its file"),
     ],
 )
-def test_what_is_no_image_is_refused(data: bytes, why: str) -> None:
+def test_an_invalid_image_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(ProcessError, match=why):
         list(protobuf.entries(data, FILES))
 

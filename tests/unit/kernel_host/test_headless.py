@@ -57,7 +57,7 @@ def test_a_kernel_without_a_server_has_ours() -> None:
         {"JUPYTER_DEFAULT_PROVISIONER_NAME": "local-provisioner"},
     ],
 )
-def test_who_says_no_has_the_usual_one(no: dict[str, str]) -> None:
+def test_opting_out_yields_the_usual_provisioner(no: dict[str, str]) -> None:
     assert asked(**no) == "local-provisioner"
 
 
@@ -73,7 +73,7 @@ def test_a_server_decides_by_its_extension() -> None:
     assert asked(f"parent={server}") == "local-provisioner"
 
 
-def test_who_starts_no_kernels_pays_nothing() -> None:
+def test_processes_that_start_no_kernels_import_nothing() -> None:
     plain, ours = "import sys, site\n", START.format(**WHERE)
     imported = [
         subprocess.check_output(
@@ -84,7 +84,7 @@ def test_who_starts_no_kernels_pays_nothing() -> None:
     assert {*imported[1]} - {*imported[0]} == {"__future__", "kernelproxy", "kernelproxy.headless"}
 
 
-def test_who_loads_the_extension_without_a_session_reads_what_to_do(
+def test_the_extension_without_a_session_shows_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shell = InteractiveShell()

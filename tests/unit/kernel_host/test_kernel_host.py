@@ -98,7 +98,7 @@ def test_a_kernel_that_was_left_is_adopted_once(begin: Begin) -> None:
     assert failed.value.reason == "unknown-kernel"
 
 
-def test_one_without_a_server_is_ended_in_time(begin: Begin) -> None:
+def test_a_kernel_without_a_server_is_ended_in_time(begin: Begin) -> None:
     kept, short = begin(), begin(kernel_id="short", keep=0.2)
     kept.leave()
     short.leave()
@@ -108,7 +108,7 @@ def test_one_without_a_server_is_ended_in_time(begin: Begin) -> None:
     assert not lives(kept.pid)
 
 
-def test_one_that_has_a_server_is_not_ended_by_others(begin: Begin) -> None:
+def test_a_kernel_with_a_server_is_not_ended_by_others(begin: Begin) -> None:
     kernel = begin()
     assert client.end_kernels()
     assert kernel.poll() is None
@@ -145,7 +145,7 @@ def test_kernels_end_with_the_attendant(begin: Begin) -> None:
     assert begin("print('up')\nraise SystemExit(0)").pid  # another kernel host
 
 
-def test_what_cannot_start_leaves_nothing(begin: Begin, tmp_path: Path) -> None:
+def test_a_kernel_that_cannot_start_leaves_nothing(begin: Begin, tmp_path: Path) -> None:
     request = StartKernel("x", ["/nonexistent"], {}, str(tmp_path), 600, "")
     with pytest.raises(ControlError, match="No such file"):
         client.start(request, [1, 2])
@@ -153,7 +153,7 @@ def test_what_cannot_start_leaves_nothing(begin: Begin, tmp_path: Path) -> None:
         client.start(request, [])
 
 
-def test_who_asks_for_nonsense_is_refused(begin: Begin) -> None:
+def test_an_invalid_request_is_refused(begin: Begin) -> None:
     begin()
     with open_socket(directory() / "attendant.sock") as sock:
         send_message(sock, AskKernel())

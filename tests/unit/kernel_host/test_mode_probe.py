@@ -29,7 +29,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (None, "install CRIU 4.2, or name it in JUPYTER_SING_CRIU"),
     ],
 )
-def test_it_is_said_why_there_is_none(
+def test_a_missing_mode_has_a_reason(
     named: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -57,7 +57,7 @@ def test_a_program_that_does_not_start_is_named(program: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     "kept", ["{", "[]", "{}", '{"key": "KEY"}', '{"key": "KEY", "kind": "none", "until": "soon"}']
 )
-def test_what_was_not_kept_by_us_is_found_anew(
+def test_a_result_not_written_by_us_is_probed_again(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
 ) -> None:
     found = Form("user", str(program))

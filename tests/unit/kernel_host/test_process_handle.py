@@ -60,7 +60,7 @@ def test_a_saved_process_is_away_and_another_one_may_come(start: Start) -> None:
     assert body.poll() == -signal.SIGTERM
 
 
-def test_one_that_could_not_be_saved_stays(start: Start) -> None:
+def test_a_process_that_could_not_be_saved_stays(start: Start) -> None:
     process = start()
     body = Body(process, process.pid)
     body.leave()

@@ -485,7 +485,7 @@ def test_files_are_tracked_across_restarts_until_the_kernel_ends(
     asyncio.run(one.cleanup())
 
 
-def test_what_a_surrounding_kernel_left_is_taken_out(fake_daemon: FakeDaemon, make: Make) -> None:
+def test_variables_of_a_surrounding_kernel_are_removed(fake_daemon: FakeDaemon, make: Make) -> None:
     inherited = {
         "LD_PRELOAD": f"{TRACKER.parent.parent}/fstrack-1/libsing_fstrack.so:/theirs.so",
         "SING_FSTRACK": "/outer.files",

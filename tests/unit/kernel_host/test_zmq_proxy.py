@@ -111,7 +111,7 @@ def test_everything_is_passed_on_in_order(board: Board) -> None:
     assert client.beats()
 
 
-def test_what_is_asked_before_the_kernel_is_there_waits_for_it(board: Board) -> None:
+def test_requests_before_the_kernel_starts_wait_for_it(board: Board) -> None:
     client = board.subscribed()
     asked = client.run("early")
     kernel, where = board.kernel()
@@ -194,7 +194,7 @@ def test_a_kernel_that_is_busy_is_not_held(board: Board) -> None:
     assert codes(client, 2) == [(first, ""), (second, "")]
 
 
-def test_what_kernels_ignore_is_not_waited_for(board: Board) -> None:
+def test_requests_that_kernels_ignore_are_not_waited_for(board: Board) -> None:
     kernel, client = board.connected(), board.client()
     board.client(key=b"another").run("forged")
     client.run("honest")
@@ -222,7 +222,7 @@ def test_another_process_answers_what_the_first_has_not(board: Board) -> None:
     assert new.asked == cells
 
 
-def test_what_the_kernel_has_answered_is_not_asked_again(board: Board) -> None:
+def test_answered_requests_are_not_repeated(board: Board) -> None:
     board.connected("old: ")
     client = board.subscribed()
     asked = [client.run("one"), client.run("two")]
@@ -236,7 +236,7 @@ def test_what_the_kernel_has_answered_is_not_asked_again(board: Board) -> None:
     assert new.asked == ["three"]
 
 
-def test_one_that_does_not_finish_is_not_replaced(board: Board) -> None:
+def test_a_kernel_that_does_not_finish_is_not_replaced(board: Board) -> None:
     old, client = board.connected("old: "), board.subscribed()
     first = client.run("stop")
     client.begun(first)
@@ -269,7 +269,7 @@ def test_nothing_that_a_process_beside_says_is_shown(board: Board) -> None:
     assert client.output(until=client.run("cell")) == ["old: cell"]
 
 
-def test_one_that_does_not_answer_does_not_become_the_kernel(board: Board) -> None:
+def test_an_unresponsive_process_does_not_become_the_kernel(board: Board) -> None:
     old, client = board.connected("old: "), board.client()
     board.switchboard.pause()
     _, where = board.kernel("new: ", deaf=10**6)
@@ -283,7 +283,7 @@ def test_one_that_does_not_answer_does_not_become_the_kernel(board: Board) -> No
     assert old.asked == ["cell"]
 
 
-def test_one_that_did_not_know_the_key_yet_is_asked_again(board: Board) -> None:
+def test_a_process_that_lacked_the_key_is_asked_again(board: Board) -> None:
     board.hibernate(board.connected())
     _, where = board.kernel("new: ", deaf=2)
     board.return_as(where)
@@ -315,7 +315,7 @@ def test_the_first_request_knocks_and_all_are_answered_in_order(board: Board) ->
     assert not board.knocks.acquire(blocking=False)
 
 
-def test_what_programs_ask_by_themselves_does_not_knock(board: Board) -> None:
+def test_automatic_requests_of_front_ends_do_not_wake_the_kernel(board: Board) -> None:
     old, client = board.connected(), board.client()
     board.hibernate(old)
     client.ask("usage_request", "control")
@@ -338,7 +338,7 @@ def test_a_hibernating_kernel_can_be_ended(board: Board) -> None:
     assert not board.knocks.acquire(blocking=False)
 
 
-def test_it_knocks_again_when_it_was_tried_in_vain(board: Board) -> None:
+def test_a_failed_wake_up_is_repeated(board: Board) -> None:
     old, client = board.connected(), board.client()
     board.hibernate(old)
     asked = [client.run("one")]

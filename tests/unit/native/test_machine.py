@@ -33,7 +33,7 @@ def found() -> build.NativeParts | None:
     return machine_libraries.inside(KEY, build.NativeParts.inside)
 
 
-def test_what_was_built_is_found_and_can_be_read_by_all(shared: Path) -> None:
+def test_built_libraries_are_found_and_readable_by_all(shared: Path) -> None:
     assert found() is None
     mask = os.umask(0o077)
     try:
@@ -48,7 +48,7 @@ def test_what_was_built_is_found_and_can_be_read_by_all(shared: Path) -> None:
         assert not mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def test_it_comes_before_a_users_cache_which_need_not_be_there(
+def test_machine_libraries_precede_the_users_cache(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine_libraries.build([compile_into])
@@ -64,7 +64,7 @@ def test_it_comes_before_a_users_cache_which_need_not_be_there(
     assert parts.client.parent == shared / KEY
 
 
-def test_what_is_not_what_was_built_is_refused(shared: Path) -> None:
+def test_changed_libraries_are_refused(shared: Path) -> None:
     machine_libraries.build([compile_into])
     (shared / KEY / "libsing_worker.so").write_text("another")
     with pytest.raises(NativeError, match="is not what was built: ask root for"):
@@ -72,7 +72,7 @@ def test_what_is_not_what_was_built_is_refused(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["libsing_client.so", machine_libraries.DIGESTS, "."])
-def test_where_others_can_write_nothing_is_loaded(shared: Path, what: str) -> None:
+def test_libraries_writable_by_others_are_not_loaded(shared: Path, what: str) -> None:
     machine_libraries.build([compile_into])
     (shared / KEY / what).chmod(0o777)
     with pytest.raises(NativeError, match="may be written by others"):
@@ -80,7 +80,7 @@ def test_where_others_can_write_nothing_is_loaded(shared: Path, what: str) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_what_another_user_owns_is_not_loaded(shared: Path) -> None:
+def test_libraries_of_another_user_are_not_loaded(shared: Path) -> None:
     machine_libraries.build([compile_into])
     os.chown(shared / KEY / "libsing_client.so", 4711, 4711)
     with pytest.raises(NativeError, match="belongs to another user"):

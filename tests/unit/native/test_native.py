@@ -190,7 +190,7 @@ def told(user: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.slow
-def test_one_process_compiles_and_the_others_tell_how_far_it_is(users: Users) -> None:
+def test_simultaneous_processes_compile_once_and_show_progress(users: Users) -> None:
     for done in range(3):
         text = f"Compiling GPU support for torch 2.13 (first use only), {done} of 3\n"
         assert [told(user) for user in users.all] == [text] * 3
@@ -202,7 +202,7 @@ def test_one_process_compiles_and_the_others_tell_how_far_it_is(users: Users) ->
 
 
 @pytest.mark.slow
-def test_when_the_process_that_compiles_is_killed_another_one_does(users: Users) -> None:
+def test_a_killed_compiling_process_is_replaced(users: Users) -> None:
     for user in users.all:
         told(user)
     wait_until(users.compiled.exists)

@@ -142,7 +142,7 @@ def test_a_table_of_a_package_names_its_modules() -> None:
     assert gone == set()
 
 
-def test_what_is_imported_is_declared() -> None:
+def test_imported_packages_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
     # Torch belongs to the kernel's environment.

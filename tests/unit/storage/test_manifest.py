@@ -87,7 +87,7 @@ def test_any_changed_byte_and_any_cut_is_noticed() -> None:
             assert caught.value.reason == "damaged"
 
 
-def test_what_is_nested_too_deeply_is_damaged() -> None:
+def test_a_manifest_nested_too_deeply_is_damaged() -> None:
     line = b"[" * 200_000 + b"\n"
     with pytest.raises(StoreError, match="nested too deeply") as caught:
         decode(line + b"blake3 " + blake3(line).hexdigest().encode() + b"\n", "it")
@@ -124,7 +124,7 @@ def test_newer_version_is_told_from_damage_whatever_it_holds() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_add_up_is_refused(change: dict) -> None:
+def test_an_inconsistent_manifest_is_refused(change: dict) -> None:
     body = body_of(some_manifest(random.Random(1)))
     decode(signed(body), "it")
     with pytest.raises(StoreError) as caught:

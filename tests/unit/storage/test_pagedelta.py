@@ -49,7 +49,7 @@ def test_a_few_bytes_in_a_page_are_a_page_of_zeros() -> None:
     assert len(zlib.compress(written, 1)) < 500
 
 
-def test_what_moved_is_found_again() -> None:
+def test_moved_pages_are_found_again() -> None:
     base, new = random_pages(300), random_pages(50, seed=1)
     at = 100 * PAGE_BYTES
     delta, _ = check(base, base[:at] + new + base[at:])

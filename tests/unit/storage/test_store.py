@@ -529,7 +529,7 @@ def test_nothing_can_be_collected_while_somebody_reads(
     assert store.collect().files == 1
 
 
-def test_who_stores_waits_for_a_collection_but_not_for_ever(
+def test_storing_waits_for_a_collection_with_a_time_limit(
     tmp_path: Path, make_arena: MakeArena
 ) -> None:
     arena, store = make_arena(b"x"), store_in(tmp_path, lock_seconds=0.05)
@@ -546,7 +546,7 @@ def test_who_stores_waits_for_a_collection_but_not_for_ever(
     store.put(label(), arena.fd, arena.extents)
 
 
-def test_what_is_beside_the_store_counts_against_its_limit(
+def test_files_beside_the_store_count_against_its_limit(
     tmp_path: Path, make_arena: MakeArena
 ) -> None:
     beside = 0

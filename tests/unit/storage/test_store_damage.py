@@ -71,9 +71,7 @@ def test_a_cut_or_lengthened_or_missing_chunk_is_noticed(
     assert reason_of_get(store, manifest, make_arena) == "missing"
 
 
-def test_who_stores_the_same_bytes_again_heals_what_was_damaged(
-    tmp_path: Path, make_arena: MakeArena
-) -> None:
+def test_storing_the_same_bytes_again_repairs_damage(tmp_path: Path, make_arena: MakeArena) -> None:
     content = random.Random(1).randbytes(CHUNK)
     arena, store = make_arena(content), store_in(tmp_path)
     manifest = store.put(label(), arena.fd, arena.extents)
@@ -174,7 +172,7 @@ def test_another_torch_is_refused_with_what_to_do(tmp_path: Path, make_arena: Ma
     assert caught.value.reason == "torch"
 
 
-def test_what_is_not_stored_is_unknown(tmp_path: Path) -> None:
+def test_a_missing_manifest_is_unknown(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     for use in (store.load, store.delete, store.sizes):
         with pytest.raises(StoreError, match="ann has nothing stored as one") as caught:
