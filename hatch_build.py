@@ -26,7 +26,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 LABEXTENSION = "share/jupyter/labextensions/jupyter-sing"
 #: Directories of torches, separated as in PATH, for which a wheel contains libraries.
 TORCHES = "JUPYTER_SING_TORCH_DIRS"
-PARTS = ("oplog", "client", "worker", "fstrack", "sandbox")
+PARTS = ("oplog", "ops", "client", "worker", "fstrack", "sandbox")
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]

@@ -46,6 +46,8 @@ PROBE_SECONDS = 60
 
 # Sources of each library, as directories of the native tree.
 LIBRARIES = {"client": ("oplog", "client"), "worker": ("oplog", "worker")}
+#: Headers that the sources include: part of what the libraries are made of.
+HEADERS = ("ops",)
 LINKED = {"client": ("torch_python", "torch_cpu", "c10"), "worker": ("torch_cpu", "c10")}
 
 
@@ -287,7 +289,8 @@ def check_version(info: TorchInfo) -> None:
 
 def _key(info: TorchInfo, tree: Path, sanitize: bool) -> str:
     """Return a pair's cache key: torch, Python, machine, and a hash of sources and flags."""
-    digest = hash_of(tree, ("oplog", "client", "worker"), (COMPILE_FLAGS, LIBRARIES, LINKED))
+    parts = ("oplog", *HEADERS, "client", "worker")
+    digest = hash_of(tree, parts, (COMPILE_FLAGS, LIBRARIES, LINKED))
     version = re.sub(r"[^\w.+]", "_", info.version)
     kind = "-sanitize" if sanitize else ""
     return f"torch{version}-{info.python_tag}-{info.machine}-{digest}{kind}"

@@ -8,6 +8,7 @@
 #include <ATen/ops/nested_to_padded_tensor.h>
 
 #include "client/families/sparse.h"
+#include "client/ops/operators.h"
 
 namespace sing::client {
 
@@ -21,11 +22,6 @@ void refuse_nested(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::ji
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(),
                               " does not take nested tensors of the strided layout on a GPU; try "
                               "torch.jagged, or to_padded_tensor().");
-}
-
-// CPU functions that read bytes; GPUs have no such functions.
-bool looks_at_bytes(std::string_view name) {
-  return name == "aten::sum.dim_IntList" || name == "aten::_nested_sum_backward";
 }
 
 // ------------------------------------------------------------------ layer norm
@@ -103,7 +99,7 @@ void register_nested() {
         if (name == "aten::_transform_bias_rescale_qkv") {
           return torch::CppFunction(&transform_projections);
         }
-        return generic && !looks_at_bytes(name)
+        return generic && row_of(name).nested != Way::refused
                    ? torch::CppFunction::makeFromBoxedFunction<&call_here<cpu>>()
                    : refusal();
       });

@@ -21,9 +21,6 @@ void call_here(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
   op.redispatchBoxed(c10::DispatchKeySet(key), stack);
 }
 
-// True for operators of dense tensors that make sparse or nested ones, by functions that run here.
-bool makes_compound(std::string_view name);
-
 // Replaces, or adds, the kernels of a key.
 class KeyKernels {
  public:

@@ -45,7 +45,7 @@ bool same_operator(const std::string& name, const std::string& functional) {
 // ------------------------------------------------------------------ operands on the host
 
 void check_host_operand(const Operator& op, const at::Tensor& tensor, size_t index) {
-  TORCH_CHECK(index > 0 || op.name != "aten::masked_fill_.Tensor",
+  TORCH_CHECK(index > 0 || !op.self_on_device,
               "masked_fill: Expected inputs to be on same device");  // CUDA's kernel has this text
   const std::string& name = op.schema.arguments()[index].name();
   TORCH_CHECK(tensor.dim() == 0 || (op.host_indices && name != "values"),
@@ -137,7 +137,7 @@ void finish_planned(Operator& op, Encoder& encoder, const Plan& plan, Stack& sta
 
 // A dense tensor to which a sparse one of the same size is added keeps its geometry.
 bool keeps_geometry(const Operator& op, c10::ArrayRef<c10::IValue> operands) {
-  if (op.name != "aten::add_.Tensor") return false;
+  if (!op.dense_keeps_shape) return false;
   const at::Tensor &self = operands[0].toTensor(), &other = operands[1].toTensor();
   return !is_compound(self) && self.sizes() == other.sizes() && !self.is_complex() &&
          self.scalar_type() == other.scalar_type();

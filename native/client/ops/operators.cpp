@@ -14,80 +14,6 @@ namespace sing::client {
 
 namespace {
 
-using Operands = c10::ArrayRef<c10::IValue>;
-
-bool always(Operands) { return true; }
-
-bool is_real(const c10::IValue& self) { return at::isFloatingType(self.toTensor().scalar_type()); }
-
-bool number_of_one(Operands operands) { return operands[1].toTensor().dim() == 0; }
-
-// For operators that draw random numbers: true if the operator accepts these parameters.
-bool ordered(Operands operands) {
-  return operands[2].isInt() && operands[1].toInt() < operands[2].toInt();
-}
-bool above_zero(Operands operands) { return operands[1].toInt() > 0; }
-bool between(Operands operands) {
-  return is_real(operands[0]) && operands[1].toDouble() <= operands[2].toDouble();
-}
-bool positive_second(Operands operands) {
-  return is_real(operands[0]) && operands[2].toDouble() > 0;
-}
-bool positive(Operands operands) { return is_real(operands[0]) && operands[1].toDouble() > 0; }
-bool probable(Operands operands) {
-  return operands[1].toDouble() >= 0 && operands[1].toDouble() <= 1;
-}
-bool strictly_probable(Operands operands) {
-  return operands[1].toDouble() > 0 && operands[1].toDouble() < 1;
-}
-
-// In-place operators whose shapes cannot be wrong: waiting for them has no benefit, unless their
-// numbers or dtypes may be wrong, which the worker reports better than the client could.
-Trust trust_in(const std::string& name) {
-  static const std::unordered_map<std::string, Trust> known = {
-      {"aten::fill_.Scalar", &always},
-      {"aten::fill_.Tensor", &number_of_one},
-      {"aten::zero_", &always},
-      {"aten::copy_", &always},
-      {"aten::normal_", &positive_second},
-      {"aten::uniform_", &between},
-      {"aten::random_", &always},
-      {"aten::random_.to", &above_zero},
-      {"aten::random_.from", &ordered},
-      {"aten::exponential_", &positive},
-      {"aten::bernoulli_.float", &probable},
-      {"aten::log_normal_", &positive_second},
-      {"aten::cauchy_", &positive_second},
-      {"aten::geometric_", &strictly_probable}};
-  const auto found = known.find(name);
-  if (found != known.end()) return found->second;
-  return name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_") ? &always
-                                                                                  : nullptr;
-}
-
-// True for x[indices] and assignment to it, not for index_select() and the like.
-bool takes_host_indices(const std::string& name) {
-  return name.starts_with("aten::index.") || name.starts_with("aten::index_put") ||
-         name.starts_with("aten::_index_put") || name.starts_with("aten::_unsafe_index") ||
-         name.starts_with("aten::_ctc_loss");
-}
-
-// Operators for which a number decides the size of the result.
-bool is_range(const std::string& name) {
-  return name.starts_with("aten::arange") || name.starts_with("aten::range") ||
-         name.starts_with("aten::linspace") || name.starts_with("aten::logspace");
-}
-
-// Attention kernels that also return the lengths of sequences, and the operator that chooses among
-// them. The geometry of their results depends on whether there is dropout.
-bool counts_lengths(const std::string& name) {
-  return name == "aten::_fused_sdp_choice" || name == "aten::_flash_attention_forward" ||
-         name == "aten::_efficient_attention_forward" || name == "aten::_cudnn_attention_forward" ||
-         name == "aten::_scaled_dot_product_flash_attention" ||
-         name == "aten::_scaled_dot_product_cudnn_attention" ||
-         name == "aten::_scaled_dot_product_efficient_attention";
-}
-
 bool is_tensors(const c10::TypePtr& type) {
   if (type->kind() == c10::TypeKind::TensorType) return true;
   const auto list = type->cast<c10::ListType>();
@@ -125,10 +51,6 @@ void add_kind(const c10::IValue& value, std::string& kinds) {
   kinds.push_back(kind);
 }
 
-// Operators whose strides depend on the library that the worker uses; torch's shape function would
-// query this process instead.
-bool lies_as_library_likes(std::string_view name) { return name == "aten::_linalg_svd"; }
-
 Relevance relevance_of(const c10::TypePtr& type) {
   c10::TypePtr inner = type;
   if (const auto optional = type->cast<c10::OptionalType>()) inner = optional->getElementType();
@@ -147,10 +69,11 @@ Operator::Operator(const c10::OperatorHandle& op)
                                           : schema.name() + "." + schema.overload_name()),
       operands(schema.arguments().size()),
       returns(schema.returns().size()) {
-  counts = counts_lengths(name);
+  const Row row = row_of(name);
+  counts = row.counts;
   for (const c10::Argument& argument : schema.arguments()) {
-    relevance.push_back(is_range(name) || counts ? Relevance::value
-                                                 : relevance_of(argument.type()));
+    relevance.push_back(row.sized_by_numbers || counts ? Relevance::value
+                                                       : relevance_of(argument.type()));
     has_out = has_out || argument.is_out();
   }
   in_place = !has_out;
@@ -169,18 +92,19 @@ Operator::Operator(const c10::OperatorHandle& op)
     plain = plain && is_tensors(result.type());
   }
   // An out= form that has such a kernel (logsumexp.out) is not one of torch's structured operators:
-  // only the worker knows how it resizes its output. The shape function of this `isin` is not used
-  // either: its kernel gives the result another size.
+  // only the worker knows how it resizes its output.
   structured =
-      !has_out && !lies_as_library_likes(name) && name != "aten::isin.Scalar_Tensor" &&
+      !has_out && !row.own_geometry &&
       handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
-  masks = name == "aten::index.Tensor" || name == "aten::_unsafe_index.Tensor";
+  masks = row.masks;
   // The sizes of the results of another library's kernels are unknown.
   dynamic = is_foreign(name) || (!masks && (handle.hasTag(at::Tag::dynamic_output_shape) ||
                                             handle.hasTag(at::Tag::data_dependent_output)));
-  trusted = in_place ? trust_in(name) : nullptr;
-  host_indices = takes_host_indices(name);
-  shape = find_shape_rule(name);
+  trusted = in_place ? row.trusted : nullptr;
+  host_indices = row.host_indices;
+  self_on_device = row.self_on_device;
+  dense_keeps_shape = row.dense_keeps_shape;
+  shape = row.shape;
 }
 
 uint32_t Operator::number() {

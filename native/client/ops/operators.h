@@ -4,6 +4,7 @@
 #include <atomic>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -12,16 +13,9 @@
 #include <c10/util/SmallVector.h>
 
 #include "client/ops/plans.h"
+#include "ops/row.h"
 
 namespace sing::client {
-
-struct Operator;
-
-// A shape function: fills the plan for these operands, or returns false if it does not know them.
-using ShapeRule = bool (*)(c10::ArrayRef<c10::IValue> operands, Plan& plan);
-
-// True if an operator cannot fail with these operands.
-using Trust = bool (*)(c10::ArrayRef<c10::IValue> operands);
 
 // How the geometry of the results may depend on an operand.
 enum class Relevance : uint8_t { value, type_only };
@@ -47,8 +41,10 @@ struct Operator {
   bool dynamic = false;  // the result's shape depends on data
   bool masks = false;    // ...only if an index is a mask
   bool host_indices = false;  // indices may be CPU tensors
-  bool plain = true;          // returns only tensors, so that its answer can be cached
-  bool counts = false;        // ...or also integers, which depend only on geometry
+  bool self_on_device = false;
+  bool dense_keeps_shape = false;
+  bool plain = true;    // returns only tensors, so that its answer can be cached
+  bool counts = false;  // ...or also integers, which depend only on geometry
   ShapeRule shape = nullptr;
 
   // True if it was executed with operands of these kinds before, as recorded by learn().
@@ -66,7 +62,8 @@ std::string kinds_of(c10::ArrayRef<c10::IValue> operands);
 
 Operator& find_operator(const c10::OperatorHandle& op);
 
-// shapes.cpp: the rule for an operator by its name with overload, or null.
-ShapeRule find_shape_rule(const std::string& name);
+// What the table of operators (ops/table.h) says about one; shapes.cpp includes the table.
+Row row_of(std::string_view full_name);
+const Table& table();
 
 }  // namespace sing::client

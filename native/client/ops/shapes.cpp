@@ -3,7 +3,6 @@
 // then answers.
 #include <cmath>
 #include <limits>
-#include <unordered_map>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/OpMathType.h>
@@ -12,12 +11,11 @@
 
 #include "client/ops/operators.h"
 #include "client/ops/tensors.h"
+#include "client/ops/trust.h"
 
 namespace sing::client {
 
 namespace {
-
-using Operands = c10::ArrayRef<c10::IValue>;
 
 bool all_strided(std::initializer_list<const at::Tensor*> tensors) {
   for (const at::Tensor* tensor : tensors) {
@@ -222,24 +220,20 @@ bool foreach_norm(Operands operands, Plan& plan) {
 
 }  // namespace
 
-ShapeRule find_shape_rule(const std::string& name) {
-  static const std::unordered_map<std::string, ShapeRule> rules = {
-      {"aten::relu", &relu},
-      {"aten::where.self", &where},
-      {"aten::logical_not.out", &logical_not_out},
-      {"aten::logical_and.out", &logical_binary_out},
-      {"aten::logical_or.out", &logical_binary_out},
-      {"aten::logical_xor.out", &logical_binary_out},
-      {"aten::arange.start_out", &arange_out},
-      {"aten::index_select", &index_select},
-      {"aten::native_dropout", &native_dropout},
-      {"aten::native_layer_norm", &native_layer_norm},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu", &flash_attention_for_cpu},
-      {"aten::multinomial", &multinomial},
-      {"aten::_foreach_norm.Scalar", &foreach_norm},
-  };
-  const auto found = rules.find(name);
-  return found == rules.end() ? nullptr : found->second;
+}  // namespace sing::client
+
+// The row of an operator: one for each rule.
+#define ON_CLIENT(function) &sing::client::function
+#define ON_WORKER(function) nullptr
+#include "ops/table.h"
+
+namespace sing::client {
+
+const Table& table() {
+  static const Table all(kRows);
+  return all;
 }
+
+Row row_of(std::string_view full_name) { return table().find(full_name); }
 
 }  // namespace sing::client

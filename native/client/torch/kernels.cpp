@@ -1,9 +1,7 @@
 #include "client/torch/kernels.h"
 
 #include <algorithm>
-#include <array>
-#include <string_view>
-#include <unordered_set>
+#include <string>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/TracerMode.h>
@@ -30,6 +28,7 @@
 #include "client/families/sparse.h"
 #include "client/ops/calls.h"
 #include "client/ops/copies.h"
+#include "client/ops/operators.h"
 #include "client/ops/tensors.h"
 #include "client/ops/unboxed.h"
 
@@ -156,20 +155,9 @@ void record_stream(at::Tensor&, at::Stream) {}
 
 bool is_pinned(const at::Tensor&, std::optional<at::Device>) { return false; }
 
-// Operators that return whether to use a GPU library; not every version of torch has all of them.
-constexpr std::array<const char*, 4> kQuestions = {
-    "aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor", "aten::_use_miopen_ctc_loss",
-    "aten::_use_miopen_ctc_loss.Tensor"};
-
 void answer_no(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   torch::jit::drop(*stack, op.schema().arguments().size());
   stack->emplace_back(false);
-}
-
-// Composites that read a tensor's bytes, which are not in this process.
-bool reads_bytes(std::string_view name) {
-  return name.starts_with("aten::fbgemm_") || name == "aten::_saturate_weight_to_fp16" ||
-         name == "aten::choose_qparams_optimized";
 }
 
 void refuse_reader(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) {
@@ -206,98 +194,6 @@ at::Tensor traced_convolution(const at::Tensor& input, const at::Tensor& weight,
 
 // ------------------------------------------------------------------ operators: shipped
 
-// Operators whose composite kernel would split them into many.
-bool travels_whole(std::string_view name) {
-  static const std::unordered_set<std::string_view> names = {
-      "aten::convolution_overrideable",
-      "aten::convolution_backward",
-      "aten::convolution_backward_overrideable",
-      "aten::native_layer_norm",
-      "aten::native_layer_norm_backward",
-      "aten::native_group_norm",
-      "aten::native_group_norm_backward",
-      "aten::native_batch_norm",
-      "aten::native_batch_norm_backward",
-      "aten::_native_batch_norm_legit",
-      "aten::_native_batch_norm_legit_functional",
-      "aten::_native_batch_norm_legit_no_training",
-      "aten::_batch_norm_with_update",
-      "aten::_batch_norm_no_update",
-      "aten::batch_norm_backward",
-      "aten::_scaled_dot_product_flash_attention_for_cpu",
-      "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-      "aten::_thnn_fused_lstm_cell",
-      "aten::_thnn_fused_lstm_cell_backward_impl",
-      "aten::_thnn_fused_gru_cell",
-      "aten::_thnn_fused_gru_cell_backward",
-      "aten::mkldnn_rnn_layer",
-      "aten::mkldnn_rnn_layer_backward",
-      "aten::_transformer_encoder_layer_fwd",
-      "aten::_native_multi_head_attention",
-      "aten::_embedding_bag",
-      "aten::_embedding_bag_forward_only",
-      "aten::_embedding_bag_dense_backward",
-      "aten::_cdist_forward",
-      "aten::_cdist_backward",
-      "aten::repeat_interleave.Tensor",
-      "aten::linalg_lstsq",
-      "aten::_weight_norm_interface",
-      "aten::_weight_norm_interface_backward",
-      "aten::_trilinear",
-      "aten::_linalg_svd",
-      "aten::linalg_matrix_exp",
-      "aten::dist",
-      "aten::mode",
-      "aten::mode.values",
-      "aten::conj_physical_",
-      "aten::range.out_",
-      "aten::kaiser_window",
-      "aten::kaiser_window.periodic",
-      "aten::kaiser_window.beta",
-      "aten::logical_and.out",
-      "aten::logical_or.out",
-      "aten::logical_xor.out",
-      "aten::logical_not.out",
-      "aten::silu_backward",
-      "aten::mish_backward",
-      "aten::addr",
-      "aten::addr.out",
-      "aten::any.dims",
-      "aten::any.dims_out",
-      "aten::all.dims",
-      "aten::all.dims_out",
-      "aten::linalg__powsum",
-      "aten::_grouped_mm",  // its composite reads addresses
-  };
-  return names.count(name) != 0 || name.starts_with("aten::_foreach_") ||
-         name.starts_with("aten::_fused_");
-}
-
-// Kernels of this file and of copies.cpp; composites of these names must not be replaced either.
-const std::unordered_set<std::string_view>& local_operators() {
-  static const std::unordered_set<std::string_view> names = {
-      "aten::empty.memory_format",
-      "aten::empty_strided",
-      "aten::_efficientzerotensor",
-      "aten::view",
-      "aten::as_strided",
-      "aten::_reshape_alias",
-      "aten::unfold",
-      "aten::view_as_real",
-      "aten::view_as_complex",
-      "aten::copy_",
-      "aten::_local_scalar_dense",
-      "aten::resize_",
-      "aten::set_.source_Storage",
-      "aten::set_.source_Storage_storage_offset",
-      "aten::set_.source_Tensor",
-      "aten::set_",
-      "aten::is_set_to",
-      "aten::record_stream",
-      "aten::is_pinned"};
-  return names;
-}
-
 // Views change only geometry, which the client holds.
 bool is_view(const c10::OperatorHandle& op) {
   if (op.hasTag(at::Tag::inplace_view)) return true;
@@ -307,8 +203,8 @@ bool is_view(const c10::OperatorHandle& op) {
   });
 }
 
-bool is_shipped(const c10::OperatorHandle& op, const std::string& name) {
-  if (local_operators().count(name) != 0 || is_view(op)) return false;
+bool is_shipped(const c10::OperatorHandle& op, Way way) {
+  if (is_view(op)) return false;
   // A composite next to a kernel (silu_backward) is meant for devices that have no kernel.
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
@@ -316,12 +212,12 @@ bool is_shipped(const c10::OperatorHandle& op, const std::string& name) {
   }
   const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
                          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-  return travels_whole(name) || (op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !composite) ||
+  return way == Way::whole || (op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !composite) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
-void register_shipped(torch::Library& library) {
+void register_by_table(torch::Library& kernels, torch::Library& autograd) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (!name.name.starts_with("aten::")) continue;
@@ -329,17 +225,29 @@ void register_shipped(torch::Library& library) {
     const std::string full =
         name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     if (!op.has_value()) continue;
-    if (std::find(kQuestions.begin(), kQuestions.end(), full) != kQuestions.end()) {
-      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&answer_no>());
-    } else if (makes_compound(full)) {
-      library.impl(full.c_str(),
-                   torch::CppFunction::makeFromBoxedFunction<&call_here<c10::DispatchKey::CPU>>());
-    } else if (reads_bytes(full)) {
-      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse_reader>());
-    } else if (full == "aten::convolution") {
-      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&convolution>());
-    } else if (is_shipped(*op, full)) {
-      library.impl(full.c_str(), shipping_kernel(*op));
+    const Way way = row_of(full).way;
+    switch (way) {
+      case Way::client:
+        break;
+      case Way::no:
+        kernels.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&answer_no>());
+        break;
+      case Way::cpu:
+        kernels.impl(
+            full.c_str(),
+            torch::CppFunction::makeFromBoxedFunction<&call_here<c10::DispatchKey::CPU>>());
+        break;
+      case Way::refused:
+        kernels.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse_reader>());
+        break;
+      case Way::composite:
+        for (torch::Library* library : {&kernels, &autograd}) {
+          library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&call_composite>());
+        }
+        break;
+      case Way::usual:
+      case Way::whole:
+        if (is_shipped(*op, way)) kernels.impl(full.c_str(), shipping_kernel(*op));
     }
   }
 }
@@ -360,7 +268,9 @@ void register_kernels() {
 
   static auto* kernels =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  register_shipped(*kernels);
+  static auto* autograd = new torch::Library(torch::Library::IMPL, "aten",
+                                             c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
+  register_by_table(*kernels, *autograd);
   kernels->impl("empty.memory_format", &empty);
   kernels->impl("empty_strided", &empty_strided);
   kernels->impl("_efficientzerotensor", &efficient_zeros);
@@ -384,18 +294,13 @@ void register_kernels() {
   kernels->impl("group_norm", &group_norm);
   kernels->impl("lstm.input", &lstm);
   kernels->impl("gru.input", &gru);
+  kernels->impl("convolution", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   kernels->impl("_convolution", &traced_convolution);
 
-  static auto* autograd = new torch::Library(torch::Library::IMPL, "aten",
-                                             c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
   autograd->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
   autograd->impl("group_norm", &group_norm);
   autograd->impl("lstm.input", &lstm);
   autograd->impl("gru.input", &gru);
-  // Software devices lack its backward operator: it stays a composite in CUDA builds, too.
-  for (torch::Library* library : {kernels, autograd}) {
-    library->impl("_fused_rms_norm", torch::CppFunction::makeFromBoxedFunction<&call_composite>());
-  }
   register_attention_choice();
   register_sparse();
   register_nested();

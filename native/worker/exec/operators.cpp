@@ -3,9 +3,10 @@
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/utils/schema_info.h>
 
-#include <array>
+#include <algorithm>
 
 #include "worker/exec/failures.h"
+#include "worker/exec/substitutes.h"
 
 namespace sing {
 
@@ -73,79 +74,23 @@ ArgumentType type_of(const c10::Argument& argument) {
   return result;
 }
 
-// In-place operators that overwrite their first argument without reading it.
-bool overwrites_self(std::string_view full_name) {
-  static constexpr std::array<std::string_view, 14> names = {
-      "aten::zero_",        "aten::fill_.Scalar",    "aten::fill_.Tensor", "aten::copy_",
-      "aten::normal_",      "aten::uniform_",        "aten::random_",      "aten::random_.to",
-      "aten::random_.from", "aten::exponential_",    "aten::log_normal_",  "aten::cauchy_",
-      "aten::geometric_",   "aten::bernoulli_.float"};
-  return std::find(names.begin(), names.end(), full_name) != names.end();
-}
-
 // `out=` forms that leave bytes of their output unchanged.
 bool keeps_out(std::string_view name) { return name.find("empty") != std::string_view::npos; }
 
-// Arguments that kernels change although their schemas do not say so, in addition to the running
-// statistics that torch's SchemaInfo lists.
-struct Undeclared {
-  std::string_view name;
-  std::string_view argument;
-};
-constexpr std::array<Undeclared, 10> kUndeclared = {{
-    {"aten::batch_norm_gather_stats", "running_mean"},
-    {"aten::batch_norm_gather_stats", "running_var"},
-    {"aten::batch_norm_gather_stats_with_counts", "running_mean"},
-    {"aten::batch_norm_gather_stats_with_counts", "running_var"},
-    {"aten::batch_norm_update_stats", "running_mean"},
-    {"aten::batch_norm_update_stats", "running_var"},
-    {"aten::_cudnn_rnn", "dropout_state"},
-    {"aten::_cudnn_rnn_backward", "dropout_state"},
-    {"aten::_cudnn_rnn_backward", "reserve"},
-    {"aten::mkldnn_rnn_layer_backward", "workspace"},
-}};
-
 // Marks the arguments that a call may change: those that the schema or torch's list of exceptions
 // names. The schemas of third-party operators (and of collectives) are not trusted.
-void mark_changed(const Operator& op, std::vector<ArgumentType>& arguments) {
+void mark_changed(const Operator& op, const Row& row, std::vector<ArgumentType>& arguments) {
   const c10::FunctionSchema& schema = op.handle->schema();
-  const bool known =
-      (op.name.starts_with("aten::") && op.name != "aten::_cudnn_rnn_flatten_weight") ||
-      op.name == "sing::prepare_graph" || op.name == "sing::run_graph";
+  const bool known = (op.name.starts_with("aten::") && !row.changes_any) ||
+                     op.name == "sing::prepare_graph" || op.name == "sing::run_graph";
   torch::utils::SchemaInfo info(schema);
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& name = schema.arguments()[i].name();
     arguments[i].changed =
         !known || arguments[i].written ||
         info.is_mutable(c10::SchemaArgument(c10::SchemaArgType::input, i)) ||
-        std::any_of(kUndeclared.begin(), kUndeclared.end(), [&](const Undeclared& one) {
-          return one.name == op.name && one.argument == name;
-        });
+        std::find(row.changes.begin(), row.changes.end(), name) != row.changes.end();
   }
-}
-
-// See Note [Small operators].
-Sharing sharing_of(std::string_view name) {
-  static constexpr std::array<std::string_view, 4> products = {"aten::mm", "aten::addmm",
-                                                               "aten::bmm", "aten::baddbmm"};
-  static constexpr std::array<std::string_view, 5> rows = {
-      "aten::_softmax", "aten::_softmax_backward_data", "aten::_log_softmax",
-      "aten::_log_softmax_backward_data", "aten::native_layer_norm"};
-  // Among the pointwise operators, some compute the elements at the end of a thread's share
-  // differently.
-  static constexpr std::array<std::string_view, 23> elements = {
-      "aten::add",   "aten::add_",     "aten::sub",      "aten::sub_",
-      "aten::mul",   "aten::mul_",     "aten::div",      "aten::div_",
-      "aten::neg",   "aten::neg_",     "aten::relu",     "aten::relu_",
-      "aten::sqrt",  "aten::sqrt_",    "aten::tanh",     "aten::tanh_",
-      "aten::where", "aten::sigmoid",  "aten::sigmoid_", "aten::threshold_backward",
-      "aten::rsqrt", "aten::addcmul_", "aten::addcdiv_"};
-  const auto among = [&](const auto& names) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  if (among(products)) return Sharing::sums;
-  if (among(rows)) return Sharing::rows;
-  return among(elements) ? Sharing::elements : Sharing::unknown;
 }
 
 }  // namespace
@@ -160,16 +105,17 @@ void Operators::define(uint32_t number, std::string name, std::string overload) 
     op.handle = c10::Dispatcher::singleton().findSchema({op.name, op.overload});
   }
   if (op.handle) {
+    const Row row = row_of(op.full_name);
     const c10::FunctionSchema& schema = op.handle->schema();
     for (const c10::Argument& argument : schema.arguments()) {
       op.arguments.push_back(type_of(argument));
       if (keeps_out(op.name)) op.arguments.back().out = false;
     }
-    mark_changed(op, op.arguments);
-    if (!op.arguments.empty() && overwrites_self(op.full_name)) op.arguments[0].out = true;
+    mark_changed(op, row, op.arguments);
+    if (!op.arguments.empty() && row.overwrites_self) op.arguments[0].out = true;
     op.returns = schema.returns().size();
-    if (software_) op.sharing = sharing_of(op.name);
-    op.substitute = software_ ? find_substitute(op.full_name) : find_gpu_substitute(op.full_name);
+    if (software_) op.sharing = row.sharing;
+    op.substitute = software_ ? row.substitute : row.gpu_substitute;
   }
   if (number >= operators_.size()) operators_.resize(number + 1);
   operators_[number] = std::move(op);

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "worker/exec/substitutes.h"
+#include "ops/row.h"
 
 namespace sing {
 
@@ -36,11 +36,6 @@ struct ArgumentType {
   bool changed = false;       // written, or changed although the schema does not say so
   bool out = false;           // written without being read
 };
-
-// How an operator's work is divided among threads: by elements or rows of the results, each of
-// which one thread computes, or, with some sizes, by the terms of a product's sums as well. See
-// Note [Small operators] in alone.h.
-enum class Sharing : uint8_t { unknown, elements, rows, sums };
 
 struct Operator {
   std::string name;      // "aten::add"

@@ -20,7 +20,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -335,55 +334,22 @@ void sparse_reduction_backward(Stack& stack) {
   call_torchs_own("aten::_sparse_mm_reduce_impl_backward", stack);
 }
 
-struct Entry {
-  std::string_view name;
-  Substitute substitute;
-};
-
-constexpr std::array<Entry, 21> kSubstitutes = {{
-    {"aten::_softmax.out", softmax_of_half<at::_softmax_outf>},
-    {"aten::_log_softmax.out", softmax_of_half<at::_log_softmax_outf>},
-    {"aten::_softmax_backward_data.out", softmax_of_half_backward<at::_softmax_backward_data_outf>},
-    {"aten::_log_softmax_backward_data.out",
-     softmax_of_half_backward<at::_log_softmax_backward_data_outf>},
-    {"aten::native_dropout", native_dropout},
-    {"aten::native_dropout_backward", native_dropout_backward},
-    {"aten::_thnn_fused_lstm_cell", lstm_cell},
-    {"aten::_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward},
-    {"aten::_thnn_fused_gru_cell", gru_cell},
-    {"aten::_thnn_fused_gru_cell_backward", gru_cell_backward},
-    {"aten::histc", histogram},
-    {"aten::_sparse_mm_reduce_impl", sparse_reduction},
-    {"aten::_sparse_mm_reduce_impl_backward", sparse_reduction_backward},
-    {"aten::mm.dtype", product_in},
-    {"aten::bmm.dtype", product_in},
-    {"aten::addmm.dtype", product_onto_in},
-    {"aten::baddbmm.dtype", product_onto_in},
-    {"aten::mm.dtype_out", into_last<product_in>},
-    {"aten::bmm.dtype_out", into_last<product_in>},
-    {"aten::addmm.dtype_out", into_last<product_onto_in>},
-    {"aten::baddbmm.dtype_out", into_last<product_onto_in>},
-}};
-
-constexpr std::array<Entry, 2> kGpuSubstitutes = {{
-    {"aten::_scaled_dot_product_efficient_attention_backward", efficient_attention_backward},
-    {"aten::_scaled_dot_product_cudnn_attention_backward", cudnn_attention_backward},
-}};
-
-template <size_t count>
-Substitute find(const std::array<Entry, count>& entries, std::string_view full_name) {
-  for (const Entry& entry : entries) {
-    if (entry.name == full_name) return entry.substitute;
-  }
-  return nullptr;
-}
-
 }  // namespace
 
-Substitute find_substitute(std::string_view full_name) { return find(kSubstitutes, full_name); }
+}  // namespace sing
 
-Substitute find_gpu_substitute(std::string_view full_name) {
-  return find(kGpuSubstitutes, full_name);
+// The rows of the operators: one for each substitute.
+#define ON_CLIENT(function) nullptr
+#define ON_WORKER(function) &sing::function
+#include "ops/table.h"
+
+namespace sing {
+
+const Table& table() {
+  static const Table all(kRows);
+  return all;
 }
+
+Row row_of(std::string_view full_name) { return table().find(full_name); }
 
 }  // namespace sing

@@ -5,18 +5,14 @@
 // such that the result equals that of the same program on `cpu`.
 #pragma once
 
-#include <ATen/core/stack.h>
+#include "ops/row.h"
 
 #include <string_view>
 
 namespace sing {
 
-// Takes its operands from the stack and leaves its results there.
-using Substitute = void (*)(torch::jit::Stack& stack);
-
-// Returns null if the operator needs none.
-Substitute find_substitute(std::string_view full_name);
-// The same for a GPU, where few operators need one.
-Substitute find_gpu_substitute(std::string_view full_name);
+// What the table of operators (ops/table.h) says about one; substitutes.cpp includes the table.
+Row row_of(std::string_view full_name);
+const Table& table();
 
 }  // namespace sing

@@ -42,10 +42,11 @@ def way_of(name: str) -> str:
     return "fallback"
 
 
-def named_in(path: str, begin: str, end: str) -> set[str]:
-    """List the operators that a part of a native source names."""
-    text = (NATIVE / path).read_text("utf-8").partition(begin)[2].partition(end)[0]
-    return set(re.findall(r'"(aten::[\w.]+)"', text))
+def rows_with(*columns: str) -> set[str]:
+    """List the operators whose row in the native table of operators has one of these entries."""
+    text = (NATIVE / "ops/table.h").read_text("utf-8")
+    rows = re.findall(r'\{\.name = "(aten::[\w.]+)",(.*?)\},\s', text, re.DOTALL)
+    return {name for name, row in rows if any(column in row for column in columns)}
 
 
 def refusals() -> dict[str, Callable[[torch.Tensor], object]]:
@@ -62,10 +63,7 @@ def refusals() -> dict[str, Callable[[torch.Tensor], object]]:
 
 
 def main() -> None:
-    kernels = "client/torch/kernels.cpp"
-    ours = named_in("worker/exec/substitutes.cpp", "kSubstitutes = {{", "}};")
-    ours |= named_in(kernels, "kQuestions = {", "};")
-    ours |= named_in(kernels, "local_operators() {", "return names;")
+    ours = rows_with(".substitute", "Way::no", ".way = Way::client")
     known = set(torch._C._dispatch_get_all_op_names())
     for name in cuda_operators():
         if name not in known:

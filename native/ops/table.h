@@ -1,0 +1,332 @@
+// The table of operators: what applies to an operator in addition to its schema, a row for each.
+//
+// Each library includes this file once, below the functions that it names: the client in
+// client/ops/shapes.cpp, the worker in worker/exec/substitutes.cpp. A function of the other library
+// is null: ON_CLIENT and ON_WORKER say whose functions are there.
+#pragma once
+
+#if !defined(ON_CLIENT) || !defined(ON_WORKER)
+#error "include this file where its functions are"
+#endif
+
+#include "ops/row.h"
+
+namespace {
+
+using sing::Row;
+using sing::Sharing;
+using sing::Way;
+
+constexpr Row kRows[] = {
+    // Kernels of the client: storages and views, which it holds, and operators that it composes
+    // itself.
+    {.name = "aten::empty.memory_format", .way = Way::client},
+    {.name = "aten::empty_strided", .way = Way::client},
+    {.name = "aten::_efficientzerotensor", .way = Way::client},
+    {.name = "aten::view", .way = Way::client},
+    {.name = "aten::as_strided", .way = Way::client},
+    {.name = "aten::_reshape_alias", .way = Way::client},
+    {.name = "aten::unfold", .way = Way::client},
+    {.name = "aten::view_as_real", .way = Way::client},
+    {.name = "aten::view_as_complex", .way = Way::client},
+    {.name = "aten::copy_",
+     .way = Way::client,
+     .trusted = ON_CLIENT(always),
+     .overwrites_self = true},
+    {.name = "aten::_local_scalar_dense", .way = Way::client},
+    {.name = "aten::resize_", .way = Way::client},
+    {.name = "aten::set_.source_Storage", .way = Way::client},
+    {.name = "aten::set_.source_Storage_storage_offset", .way = Way::client},
+    {.name = "aten::set_.source_Tensor", .way = Way::client},
+    {.name = "aten::set_", .way = Way::client},
+    {.name = "aten::is_set_to", .way = Way::client},
+    {.name = "aten::record_stream", .way = Way::client},
+    {.name = "aten::is_pinned", .way = Way::client},
+    {.name = "aten::convolution", .way = Way::client},
+    {.name = "aten::_convolution", .way = Way::client},
+    {.name = "aten::scaled_dot_product_attention", .way = Way::client},
+    {.name = "aten::group_norm", .way = Way::client},
+    {.name = "aten::lstm.input", .way = Way::client},
+    {.name = "aten::gru.input", .way = Way::client},
+
+    // Composites of torch that are to stay composites. Software devices lack the backward operator.
+    {.name = "aten::_fused_rms_norm", .way = Way::composite},
+
+    // Questions about libraries of GPUs; not every version of torch has all of them.
+    {.name = "aten::_use_cudnn_ctc_loss", .way = Way::no},
+    {.name = "aten::_use_cudnn_ctc_loss.Tensor", .way = Way::no},
+    {.name = "aten::_use_miopen_ctc_loss", .way = Way::no},
+    {.name = "aten::_use_miopen_ctc_loss.Tensor", .way = Way::no},
+
+    // Readers of a tensor's bytes, which are not in the client.
+    {.name = "aten::fbgemm_*", .way = Way::refused},
+    {.name = "aten::_saturate_weight_to_fp16", .way = Way::refused},
+    {.name = "aten::choose_qparams_optimized", .way = Way::refused},
+
+    // Makers of sparse or nested tensors from dense ones, by functions that run in the client.
+    {.name = "aten::_to_sparse", .way = Way::cpu},
+    {.name = "aten::_to_sparse.sparse_dim", .way = Way::cpu},
+    {.name = "aten::_to_sparse_csr", .way = Way::cpu, .compressed = Way::whole},
+    {.name = "aten::_to_sparse_csc", .way = Way::cpu, .compressed = Way::whole},
+    {.name = "aten::_to_sparse_bsr", .way = Way::cpu, .compressed = Way::whole},
+    {.name = "aten::_to_sparse_bsc", .way = Way::cpu, .compressed = Way::whole},
+    {.name = "aten::_embedding_bag_backward", .way = Way::cpu},
+    {.name = "aten::_nested_from_padded", .way = Way::cpu},
+    {.name = "aten::_nested_tensor_from_mask", .way = Way::cpu},
+    {.name = "aten::_nested_tensor_from_mask_left_aligned", .way = Way::cpu},
+    {.name = "aten::_nested_view_from_buffer", .way = Way::cpu},
+    {.name = "aten::_nested_compute_contiguous_strides_offsets", .way = Way::cpu},
+
+    // Composites that are sent as a whole: torch would make many operators of each.
+    {.name = "aten::convolution_overrideable", .way = Way::whole},
+    {.name = "aten::convolution_backward", .way = Way::whole},
+    {.name = "aten::convolution_backward_overrideable", .way = Way::whole},
+    {.name = "aten::native_layer_norm",
+     .way = Way::whole,
+     .nested = Way::client,
+     .shape = ON_CLIENT(native_layer_norm)},
+    {.name = "aten::native_layer_norm_backward", .way = Way::whole, .nested = Way::client},
+    {.name = "aten::native_group_norm", .way = Way::whole},
+    {.name = "aten::native_group_norm_backward", .way = Way::whole},
+    {.name = "aten::native_batch_norm", .way = Way::whole},
+    {.name = "aten::native_batch_norm_backward", .way = Way::whole},
+    {.name = "aten::_native_batch_norm_legit", .way = Way::whole},
+    {.name = "aten::_native_batch_norm_legit_functional", .way = Way::whole},
+    {.name = "aten::_native_batch_norm_legit_no_training", .way = Way::whole},
+    {.name = "aten::_batch_norm_with_update", .way = Way::whole},
+    {.name = "aten::_batch_norm_no_update", .way = Way::whole},
+    {.name = "aten::batch_norm_backward", .way = Way::whole},
+    {.name = "aten::_scaled_dot_product_flash_attention_for_cpu",
+     .way = Way::whole,
+     .shape = ON_CLIENT(flash_attention_for_cpu)},
+    {.name = "aten::_scaled_dot_product_flash_attention_for_cpu_backward", .way = Way::whole},
+    {.name = "aten::_thnn_fused_lstm_cell", .way = Way::whole, .substitute = ON_WORKER(lstm_cell)},
+    {.name = "aten::_thnn_fused_lstm_cell_backward_impl",
+     .way = Way::whole,
+     .substitute = ON_WORKER(lstm_cell_backward)},
+    {.name = "aten::_thnn_fused_gru_cell", .way = Way::whole, .substitute = ON_WORKER(gru_cell)},
+    {.name = "aten::_thnn_fused_gru_cell_backward",
+     .way = Way::whole,
+     .substitute = ON_WORKER(gru_cell_backward)},
+    {.name = "aten::mkldnn_rnn_layer", .way = Way::whole},
+    {.name = "aten::mkldnn_rnn_layer_backward", .way = Way::whole},
+    {.name = "aten::_transformer_encoder_layer_fwd", .way = Way::whole},
+    {.name = "aten::_native_multi_head_attention", .way = Way::whole},
+    {.name = "aten::_embedding_bag", .way = Way::whole},
+    {.name = "aten::_embedding_bag_forward_only", .way = Way::whole},
+    {.name = "aten::_embedding_bag_dense_backward", .way = Way::whole},
+    {.name = "aten::_cdist_forward", .way = Way::whole},
+    {.name = "aten::_cdist_backward", .way = Way::whole},
+    {.name = "aten::repeat_interleave.Tensor", .way = Way::whole},
+    {.name = "aten::linalg_lstsq", .way = Way::whole},
+    {.name = "aten::_weight_norm_interface", .way = Way::whole},
+    {.name = "aten::_weight_norm_interface_backward", .way = Way::whole},
+    {.name = "aten::_trilinear", .way = Way::whole},
+    // Its strides depend on the library that the worker uses; torch's shape function would query
+    // this process instead.
+    {.name = "aten::_linalg_svd", .way = Way::whole, .own_geometry = true},
+    {.name = "aten::linalg_matrix_exp", .way = Way::whole},
+    {.name = "aten::dist", .way = Way::whole},
+    {.name = "aten::mode", .way = Way::whole},
+    {.name = "aten::mode.values", .way = Way::whole},
+    {.name = "aten::conj_physical_", .way = Way::whole},
+    {.name = "aten::range.out_", .way = Way::whole},
+    {.name = "aten::kaiser_window", .way = Way::whole},
+    {.name = "aten::kaiser_window.periodic", .way = Way::whole},
+    {.name = "aten::kaiser_window.beta", .way = Way::whole},
+    {.name = "aten::logical_and.out", .way = Way::whole, .shape = ON_CLIENT(logical_binary_out)},
+    {.name = "aten::logical_or.out", .way = Way::whole, .shape = ON_CLIENT(logical_binary_out)},
+    {.name = "aten::logical_xor.out", .way = Way::whole, .shape = ON_CLIENT(logical_binary_out)},
+    {.name = "aten::logical_not.out", .way = Way::whole, .shape = ON_CLIENT(logical_not_out)},
+    {.name = "aten::silu_backward", .way = Way::whole},
+    {.name = "aten::mish_backward", .way = Way::whole},
+    {.name = "aten::addr", .way = Way::whole},
+    {.name = "aten::addr.out", .way = Way::whole},
+    {.name = "aten::any.dims", .way = Way::whole},
+    {.name = "aten::any.dims_out", .way = Way::whole},
+    {.name = "aten::all.dims", .way = Way::whole},
+    {.name = "aten::all.dims_out", .way = Way::whole},
+    {.name = "aten::linalg__powsum", .way = Way::whole},
+    {.name = "aten::_grouped_mm", .way = Way::whole},  // its composite reads addresses
+    {.name = "aten::_foreach_*", .way = Way::whole, .trusted = ON_CLIENT(always)},
+    {.name = "aten::_fused_*", .way = Way::whole, .trusted = ON_CLIENT(always)},
+
+    // In place, without a shape that could be wrong.
+    {.name = "aten::fill_.Scalar", .trusted = ON_CLIENT(always), .overwrites_self = true},
+    {.name = "aten::fill_.Tensor", .trusted = ON_CLIENT(number_of_one), .overwrites_self = true},
+    {.name = "aten::zero_", .trusted = ON_CLIENT(always), .overwrites_self = true},
+    {.name = "aten::normal_", .trusted = ON_CLIENT(positive_second), .overwrites_self = true},
+    {.name = "aten::uniform_", .trusted = ON_CLIENT(between), .overwrites_self = true},
+    {.name = "aten::random_", .trusted = ON_CLIENT(always), .overwrites_self = true},
+    {.name = "aten::random_.to", .trusted = ON_CLIENT(above_zero), .overwrites_self = true},
+    {.name = "aten::random_.from", .trusted = ON_CLIENT(ordered), .overwrites_self = true},
+    {.name = "aten::exponential_", .trusted = ON_CLIENT(positive), .overwrites_self = true},
+    {.name = "aten::bernoulli_.float", .trusted = ON_CLIENT(probable), .overwrites_self = true},
+    {.name = "aten::log_normal_", .trusted = ON_CLIENT(positive_second), .overwrites_self = true},
+    {.name = "aten::cauchy_", .trusted = ON_CLIENT(positive_second), .overwrites_self = true},
+    {.name = "aten::geometric_", .trusted = ON_CLIENT(strictly_probable), .overwrites_self = true},
+
+    // Shape rules, for operators for which torch has no shape function in C++:
+    // client/ops/shapes.cpp.
+    {.name = "aten::relu", .shape = ON_CLIENT(relu)},
+    {.name = "aten::where.self", .shape = ON_CLIENT(where)},
+    {.name = "aten::arange.start_out", .shape = ON_CLIENT(arange_out)},
+    {.name = "aten::index_select", .coo = Way::whole, .shape = ON_CLIENT(index_select)},
+    {.name = "aten::native_dropout",
+     .shape = ON_CLIENT(native_dropout),
+     .substitute = ON_WORKER(native_dropout)},
+    {.name = "aten::multinomial", .shape = ON_CLIENT(multinomial)},
+    {.name = "aten::_foreach_norm.Scalar", .shape = ON_CLIENT(foreach_norm)},
+
+    // Geometry of results that does not follow from the geometry of operands alone.
+    {.name = "aten::arange*", .sized_by_numbers = true},
+    {.name = "aten::range*", .sized_by_numbers = true},
+    {.name = "aten::linspace*", .sized_by_numbers = true},
+    {.name = "aten::logspace*", .sized_by_numbers = true},
+    // Attention kernels that also return the lengths of sequences, and the operator that chooses
+    // among them. The geometry of their results depends on whether there is dropout.
+    {.name = "aten::_fused_sdp_choice", .counts = true},
+    {.name = "aten::_flash_attention_forward", .counts = true},
+    {.name = "aten::_efficient_attention_forward", .counts = true},
+    {.name = "aten::_cudnn_attention_forward", .counts = true},
+    {.name = "aten::_scaled_dot_product_flash_attention", .counts = true},
+    {.name = "aten::_scaled_dot_product_cudnn_attention", .counts = true},
+    {.name = "aten::_scaled_dot_product_efficient_attention", .counts = true},
+    {.name = "aten::index.Tensor", .masks = true},
+    {.name = "aten::_unsafe_index.Tensor", .masks = true},
+    {.name = "aten::isin.Scalar_Tensor", .own_geometry = true},  // the kernel's has another size
+
+    // Operands on the host: x[indices] and assignment to it, not index_select() and the like.
+    {.name = "aten::index.*", .host_indices = true},
+    {.name = "aten::index_put*", .host_indices = true},
+    {.name = "aten::_index_put*", .host_indices = true},
+    {.name = "aten::_unsafe_index*", .host_indices = true},
+    {.name = "aten::_ctc_loss*", .host_indices = true},
+    {.name = "aten::masked_fill_.Tensor", .self_on_device = true},
+
+    // Operators of sparse tensors that have separate kernels for each device, or end in one that
+    // has.
+    {.name = "aten::add_.Tensor",
+     .coo = Way::whole,
+     .compressed = Way::whole,
+     .dense_keeps_shape = true},
+    {.name = "aten::add.Tensor", .coo = Way::whole, .compressed = Way::whole},
+    {.name = "aten::add.out", .coo = Way::whole, .compressed = Way::whole},
+    {.name = "aten::sub.Tensor", .coo = Way::whole},
+    {.name = "aten::sub_.Tensor", .coo = Way::whole},
+    {.name = "aten::sub.out", .coo = Way::whole},
+    {.name = "aten::mul.Tensor", .coo = Way::whole, .compressed = Way::whole},
+    {.name = "aten::mul_.Tensor", .coo = Way::whole, .compressed = Way::whole},
+    {.name = "aten::mul.out", .coo = Way::whole, .compressed = Way::whole},
+    {.name = "aten::mm", .coo = Way::whole, .compressed = Way::whole},
+    {.name = "aten::mm.out", .coo = Way::whole, .compressed = Way::whole},
+    {.name = "aten::bmm", .coo = Way::whole},
+    {.name = "aten::bmm.out", .coo = Way::whole, .compressed = Way::whole},
+    {.name = "aten::addmm", .coo = Way::whole, .compressed = Way::whole},
+    {.name = "aten::addmm_", .coo = Way::whole},
+    {.name = "aten::addmm.out", .coo = Way::whole, .compressed = Way::whole},
+    {.name = "aten::sspaddmm.out", .coo = Way::whole},
+    {.name = "aten::hspmm", .coo = Way::whole},
+    {.name = "aten::hspmm.out", .coo = Way::whole},
+    {.name = "aten::sparse_mask", .coo = Way::whole, .compressed = Way::whole},
+    {.name = "aten::_sparse_mask_projection", .coo = Way::whole},
+    {.name = "aten::_sparse_sparse_matmul", .coo = Way::whole},
+    {.name = "aten::_sparse_sum_backward", .coo = Way::whole},
+    {.name = "aten::_sparse_softmax", .coo = Way::whole},
+    {.name = "aten::_sparse_softmax_backward_data", .coo = Way::whole},
+    {.name = "aten::_sparse_log_softmax", .coo = Way::whole},
+    {.name = "aten::_sparse_log_softmax_backward_data", .coo = Way::whole},
+    {.name = "aten::_coalesce", .coo = Way::whole},
+    {.name = "aten::addmv.out", .compressed = Way::whole},
+    {.name = "aten::baddbmm.out", .compressed = Way::whole},
+    {.name = "aten::sparse_sampled_addmm", .compressed = Way::whole},
+    {.name = "aten::sparse_sampled_addmm.out", .compressed = Way::whole},
+    {.name = "aten::triangular_solve.X", .compressed = Way::whole},
+    {.name = "aten::_sparse_csr_sum.dim_dtype", .compressed = Way::whole},
+    {.name = "aten::_sparse_csr_prod.dim_dtype", .compressed = Way::whole},
+    {.name = "aten::_sparse_mm_reduce_impl",
+     .compressed = Way::whole,
+     .substitute = ON_WORKER(sparse_reduction)},
+    {.name = "aten::_sparse_mm_reduce_impl_backward",
+     .compressed = Way::whole,
+     .substitute = ON_WORKER(sparse_reduction_backward)},
+    {.name = "aten::_spsolve", .compressed = Way::whole},
+
+    // Operators of nested tensors whose CPU functions read bytes, or call a kernel of the device
+    // directly.
+    {.name = "aten::sum.dim_IntList", .nested = Way::refused},
+    {.name = "aten::_nested_sum_backward", .nested = Way::refused},
+    {.name = "aten::_transform_bias_rescale_qkv", .nested = Way::client},
+
+    // Arguments that are changed although the schema does not say so.
+    {.name = "aten::batch_norm_gather_stats.*", .changes = {"running_mean", "running_var"}},
+    {.name = "aten::batch_norm_gather_stats_with_counts.*",
+     .changes = {"running_mean", "running_var"}},
+    {.name = "aten::batch_norm_update_stats.*", .changes = {"running_mean", "running_var"}},
+    {.name = "aten::_cudnn_rnn.*", .changes = {"dropout_state"}},
+    {.name = "aten::_cudnn_rnn_backward.*", .changes = {"dropout_state", "reserve"}},
+    {.name = "aten::mkldnn_rnn_layer_backward.*", .changes = {"workspace"}},
+    {.name = "aten::_cudnn_rnn_flatten_weight.*", .changes_any = true},
+
+    // Operators that one thread executes if they are small: products, then rows, then elements.
+    // Among the pointwise operators, some compute the elements at the end of a thread's share
+    // differently; those are not listed.
+    {.name = "aten::mm.*", .sharing = Sharing::sums},
+    {.name = "aten::addmm.*", .sharing = Sharing::sums},
+    {.name = "aten::bmm.*", .sharing = Sharing::sums},
+    {.name = "aten::baddbmm.*", .sharing = Sharing::sums},
+    {.name = "aten::_softmax.*", .sharing = Sharing::rows},
+    {.name = "aten::_softmax_backward_data.*", .sharing = Sharing::rows},
+    {.name = "aten::_log_softmax.*", .sharing = Sharing::rows},
+    {.name = "aten::_log_softmax_backward_data.*", .sharing = Sharing::rows},
+    {.name = "aten::native_layer_norm.*", .sharing = Sharing::rows},
+    {.name = "aten::add.*", .sharing = Sharing::elements},
+    {.name = "aten::add_.*", .sharing = Sharing::elements},
+    {.name = "aten::sub.*", .sharing = Sharing::elements},
+    {.name = "aten::sub_.*", .sharing = Sharing::elements},
+    {.name = "aten::mul.*", .sharing = Sharing::elements},
+    {.name = "aten::mul_.*", .sharing = Sharing::elements},
+    {.name = "aten::div.*", .sharing = Sharing::elements},
+    {.name = "aten::div_.*", .sharing = Sharing::elements},
+    {.name = "aten::neg.*", .sharing = Sharing::elements},
+    {.name = "aten::neg_.*", .sharing = Sharing::elements},
+    {.name = "aten::relu.*", .sharing = Sharing::elements},
+    {.name = "aten::relu_.*", .sharing = Sharing::elements},
+    {.name = "aten::sqrt.*", .sharing = Sharing::elements},
+    {.name = "aten::sqrt_.*", .sharing = Sharing::elements},
+    {.name = "aten::tanh.*", .sharing = Sharing::elements},
+    {.name = "aten::tanh_.*", .sharing = Sharing::elements},
+    {.name = "aten::where.*", .sharing = Sharing::elements},
+    {.name = "aten::sigmoid.*", .sharing = Sharing::elements},
+    {.name = "aten::sigmoid_.*", .sharing = Sharing::elements},
+    {.name = "aten::threshold_backward.*", .sharing = Sharing::elements},
+    {.name = "aten::rsqrt.*", .sharing = Sharing::elements},
+    {.name = "aten::addcmul_.*", .sharing = Sharing::elements},
+    {.name = "aten::addcdiv_.*", .sharing = Sharing::elements},
+
+    // Operators that exist only for CUDA, or whose bits differ from the CPU's path:
+    // worker/exec/substitutes.cpp.
+    {.name = "aten::_softmax.out", .substitute = ON_WORKER(softmax_of_half<at::_softmax_outf>)},
+    {.name = "aten::_log_softmax.out",
+     .substitute = ON_WORKER(softmax_of_half<at::_log_softmax_outf>)},
+    {.name = "aten::_softmax_backward_data.out",
+     .substitute = ON_WORKER(softmax_of_half_backward<at::_softmax_backward_data_outf>)},
+    {.name = "aten::_log_softmax_backward_data.out",
+     .substitute = ON_WORKER(softmax_of_half_backward<at::_log_softmax_backward_data_outf>)},
+    {.name = "aten::native_dropout_backward", .substitute = ON_WORKER(native_dropout_backward)},
+    {.name = "aten::histc", .substitute = ON_WORKER(histogram)},
+    {.name = "aten::mm.dtype", .substitute = ON_WORKER(product_in)},
+    {.name = "aten::bmm.dtype", .substitute = ON_WORKER(product_in)},
+    {.name = "aten::addmm.dtype", .substitute = ON_WORKER(product_onto_in)},
+    {.name = "aten::baddbmm.dtype", .substitute = ON_WORKER(product_onto_in)},
+    {.name = "aten::mm.dtype_out", .substitute = ON_WORKER(into_last<sing::product_in>)},
+    {.name = "aten::bmm.dtype_out", .substitute = ON_WORKER(into_last<sing::product_in>)},
+    {.name = "aten::addmm.dtype_out", .substitute = ON_WORKER(into_last<sing::product_onto_in>)},
+    {.name = "aten::baddbmm.dtype_out", .substitute = ON_WORKER(into_last<sing::product_onto_in>)},
+    {.name = "aten::_scaled_dot_product_efficient_attention_backward",
+     .gpu_substitute = ON_WORKER(efficient_attention_backward)},
+    {.name = "aten::_scaled_dot_product_cudnn_attention_backward",
+     .gpu_substitute = ON_WORKER(cudnn_attention_backward)},
+};
+
+}  // namespace
