@@ -9,8 +9,8 @@
 // Replay must compute the same bytes, so the sizes decide, and not the load of the machine. The
 // bytes must also equal those of all threads together. With fewer threads, many kernels add in
 // another order, or compute the last elements of each share in another way. So one thread executes
-// only operators, with sizes, for which the results are the same (`Sharing` in operators.h,
-// tests/alone.cpp). Attention would gain from it, but gives other bytes.
+// only operators, with sizes, for which the results are the same (`Sharing` in ops/row.h,
+// tests/worker/exec/alone.cpp). Attention would gain from it, but gives other bytes.
 #pragma once
 
 #include "worker/exec/decode.h"
