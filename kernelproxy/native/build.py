@@ -44,6 +44,10 @@ from kernelproxy.native.libraries import Message
 TORCH_MIN, TORCH_END = (2, 11), (2, 14)
 PROBE_SECONDS = 60
 
+# Torch's headers then include those of single operators, and not of all of them at once.
+TORCH_FLAGS = (*COMPILE_FLAGS, "-DAT_PER_OPERATOR_HEADERS")
+PRECOMPILED = "oplog/precompiled.h"
+
 # Sources of each library, as directories of the native tree.
 LIBRARIES = {"client": ("oplog", "client"), "worker": ("oplog", "worker")}
 #: Headers that the sources include: part of what the libraries are made of.
@@ -290,7 +294,7 @@ def check_version(info: TorchInfo) -> None:
 def _key(info: TorchInfo, tree: Path, sanitize: bool) -> str:
     """Return a pair's cache key: torch, Python, machine, and a hash of sources and flags."""
     parts = ("oplog", *HEADERS, "client", "worker")
-    digest = hash_of(tree, parts, (COMPILE_FLAGS, LIBRARIES, LINKED))
+    digest = hash_of(tree, parts, (TORCH_FLAGS, LIBRARIES, LINKED))
     version = re.sub(r"[^\w.+]", "_", info.version)
     kind = "-sanitize" if sanitize else ""
     return f"torch{version}-{info.python_tag}-{info.machine}-{digest}{kind}"
@@ -304,12 +308,22 @@ def _compiler(
 ) -> Compiler:
     """Return the compiler of a pair."""
     extra = SANITIZE_FLAGS if sanitize else ()
-    flags = [*COMPILE_FLAGS, *extra]
+    flags = [*TORCH_FLAGS, *extra]
     for directory in info.include_directories:
         flags += ["-isystem", str(directory)]
     found = [f"-L{info.library_directory}"]
     link_flags = ["-shared", "-pthread", *extra]
-    return Compiler(tree, objects, flags, link_flags, found, strict=strict, basis=info, tell=tell)
+    return Compiler(
+        tree,
+        objects,
+        flags,
+        link_flags,
+        found,
+        strict=strict,
+        basis=info,
+        precompiled=tree / PRECOMPILED,
+        tell=tell,
+    )
 
 
 def _build(compiler: Compiler, target: Path) -> None:

@@ -5,13 +5,15 @@ Standard library only: kernels use this module under their own interpreter.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from kernelproxy.common.errors import NativeError
 COMPILE_SECONDS = 1200
 #: Maximum memory of one compiler with torch's headers.
 COMPILER_BYTES = 900 << 20
+#: Compiling a header in advance takes as long as it saves in about this many units.
+PRECOMPILED_UNITS = 4
 MEMINFO = Path("/proc/meminfo")
 
 COMPILE_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread")
@@ -83,6 +87,9 @@ class Compiler:
         warnings.
     basis : object
         Other dependencies of objects, such as the version of headers.
+    precompiled : Path, optional
+        A header to compile once for all units, if it exists. Units include what they use also
+        without it, so objects do not depend on it.
     tell : callable, optional
         Receives the number of compiled units and their total.
     """
@@ -97,6 +104,7 @@ class Compiler:
         *,
         strict: bool,
         basis: object = None,
+        precompiled: Path | None = None,
         tell: Tell = lambda done, total: None,
     ) -> None:
         self.tree, self._objects = tree, objects
@@ -104,14 +112,23 @@ class Compiler:
         self._command = compiler_command()
         self._flags = [*flags, *(STRICT_FLAGS if strict else ("-w",)), f"-I{tree}"]
         self._link_flags, self._search, self._basis = link_flags, search, basis
+        self._header, self._strict = precompiled, strict
 
     def compile_all(self, units: Iterable[Path]) -> dict[Path, Path]:
         """Compile units in parallel; return their objects."""
-        with ThreadPoolExecutor(max_workers=parallel_compilers()) as pool:
-            futures = {pool.submit(self.compile, unit): unit for unit in sorted(units)}
+        targets = {unit: self._target(unit) for unit in sorted(units)}
+        missing = sum(not target.exists() for target in targets.values())
+        self._tell(0, len(targets))
+        with (
+            self._precompiled(missing) as header,
+            ThreadPoolExecutor(max_workers=parallel_compilers()) as pool,
+        ):
+            futures = {
+                pool.submit(self._compile, unit, target, header): unit
+                for unit, target in targets.items()
+            }
             try:
                 compiled: dict[Path, Path] = {}
-                self._tell(0, len(futures))
                 for future in as_completed(futures):
                     compiled[futures[future]] = future.result()
                     self._tell(len(compiled), len(futures))
@@ -122,20 +139,44 @@ class Compiler:
 
     def compile(self, unit: Path) -> Path:
         """Compile one unit, unless an object of the same source and flags exists."""
+        return self._compile(unit, self._target(unit), ())
+
+    def _target(self, unit: Path) -> Path:
+        """Return the object of a unit; its name has a hash of everything that goes into it."""
         digest = hashlib.sha256(repr((self._command, self._flags, self._basis)).encode())
         for file in _includes(unit, self.tree):
             digest.update(f"\0{file}\0".encode() + file.read_bytes())
-        target = self._objects / f"{unit.parent.name}-{unit.stem}-{digest.hexdigest()[:20]}.o"
+        return self._objects / f"{unit.parent.name}-{unit.stem}-{digest.hexdigest()[:20]}.o"
+
+    def _compile(self, unit: Path, target: Path, header: Sequence[str]) -> Path:
         if target.exists():
             os.utime(target)
             return target
         partial = target.with_suffix(f".{os.getpid()}.tmp")
         try:
-            self.run([*self._flags, "-c", str(unit), "-o", str(partial)])
+            self.run([*self._flags, *header, "-c", str(unit), "-o", str(partial)])
             partial.rename(target)
         finally:
             partial.unlink(missing_ok=True)
         return target
+
+    @contextlib.contextmanager
+    def _precompiled(self, missing: int) -> Iterator[tuple[str, ...]]:
+        """Precompile the header if `missing` units are worth it; yield the flags to use it.
+
+        It exists only during one build, so it cannot become stale: another compiler or torch, or
+        other flags, have their own. A compiler that cannot use it reads the header itself, which
+        lies beside it.
+        """
+        header = self._header
+        if header is None or missing < PRECOMPILED_UNITS or not header.is_file():
+            yield ()
+            return
+        with tempfile.TemporaryDirectory(prefix="precompiled.", dir=self._objects) as name:
+            copy = Path(name) / header.name
+            shutil.copyfile(header, copy)
+            self.run([*self._flags, "-x", "c++-header", str(copy), "-o", f"{copy}.gch"])
+            yield ("-include", str(copy), *(("-Winvalid-pch",) if self._strict else ()))
 
     def link(self, target: Path, objects: Sequence[Path], libraries: Sequence[str]) -> None:
         """Link a library from objects and other libraries."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from kernelproxy.common.errors import NativeError
-from kernelproxy.native import build, libraries
+from kernelproxy.native import build, compiler, libraries
 from tests.doubles.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -300,6 +300,22 @@ def test_checkout_compiles_only_what_changed(
     assert {file.name.split("-")[0] for file in objects.iterdir() if file.name not in before} == {
         "worker"
     }
+
+
+def test_units_share_a_header_that_is_compiled_once_and_not_kept(
+    info: build.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "PACKAGE", tmp_path / "clone" / "kernelproxy")
+    native = tmp_path / "clone" / "native"
+    write_units(native)
+    (native / build.PRECOMPILED).write_text("#include <vector>\n#define PRECOMPILED 1\n")
+    for number in range(compiler.PRECOMPILED_UNITS):
+        unit = native / "worker" / f"unit{number}.cpp"
+        unit.write_text(f"#ifndef PRECOMPILED\n#error\n#endif\nstd::vector<int> unit{number};\n")
+    parts = build.ensure(info, cache=tmp_path / "cache")
+    assert ctypes.PyDLL(str(parts.worker)).sing_test() == 43
+    objects = tmp_path / "cache" / "objects"
+    assert {file.suffix for file in objects.iterdir()} == {".o"}
 
 
 def test_checkout_keeps_the_last_pairs_only(
