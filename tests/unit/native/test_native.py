@@ -382,9 +382,10 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
         clone.mkdir(exist_ok=True)
         (clone / name).write_text((ROOT / name).read_text())
     for module in (
-        "__init__", "headless", "common/__init__", "common/errors", "common/ownership",
-        "common/paths", "native/__init__", "native/__main__", "native/build", "native/compiler",
-        "native/libraries", "native/machine_libraries", "native/tools",
+        "__init__", "headless", "common/__init__", "common/errors", "common/options",
+        "common/ownership", "common/paths", "common/units", "native/__init__", "native/__main__",
+        "native/build", "native/compiler", "native/libraries", "native/machine_libraries",
+        "native/tools",
     ):  # fmt: skip
         name = f"kernelproxy/{module}.py"
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
