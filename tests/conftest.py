@@ -44,8 +44,15 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests by file: the longest, then in the order of the folders."""
+    """Sort the tests by file: the longest, then in the order of the folders.
+
+    Tests that start a daemon are slow: that takes most of a second.
+    """
+    for item in items:
+        if "toy_host" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
     order = {name: index for index, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
 
