@@ -25,7 +25,7 @@ from kernelproxy.common.readable import (
     soon,
     width,
 )
-from kernelproxy.common.units import bytes_text, measured_text
+from kernelproxy.common.units import bytes_text, interval_text, measured_text
 
 # One word for each state; what happens next is in the session's own reason.
 WORDS = {
@@ -237,7 +237,7 @@ def automatic_text(automatic: AutomaticView) -> str:
     """Return when automatic checkpoints are made, as text."""
     reasons = []
     if automatic["every"] > 0:
-        reasons.append(duration_text(automatic["every"]))
+        reasons.append(interval_text(automatic["every"]))
     if automatic["cells"] > 0:
         reasons.append(f"{automatic['cells']} cell{'' if automatic['cells'] == 1 else 's'}")
     if not reasons:
@@ -247,14 +247,6 @@ def automatic_text(automatic: AutomaticView) -> str:
     )
     problem = automatic["problem"]
     return f"{text}\nNo automatic checkpoint: {problem}" if problem else text
-
-
-def duration_text(seconds: float) -> str:
-    """Format a duration for display: ``10 min``, ``90 s``."""
-    for unit, length in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= length and seconds % length == 0:
-            return f"{seconds / length:g} {unit}"
-    return f"{seconds:g} s"
 
 
 def restored_lines(outcome: RestoreView) -> list[str]:

@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-MIB, GIB = 1 << 20, 1 << 30
-MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+MIB = 1 << 20
+MINUTE, HOUR = 60.0, 3600.0
 
 #: Units of memory in policies.
-SIZE_UNITS: Mapping[str, int] = MappingProxyType({"MiB": MIB, "GiB": GIB, "TiB": 1 << 40})
+SIZE_UNITS: Mapping[str, int] = MappingProxyType({"MiB": MIB, "GiB": 1 << 30, "TiB": 1 << 40})
 #: Units of time in policies.
 DURATION_UNITS: Mapping[str, int] = MappingProxyType({"s": 1, "min": 60, "h": 3600, "d": 86400})
 
@@ -83,6 +83,14 @@ def exact_duration_text(seconds: float) -> str:
         if seconds >= length and seconds % length == 0:
             return f"{seconds / length:g} {unit}{'' if seconds == length else 's'}"
     return f"{seconds:g} second{'' if seconds == 1 else 's'}"
+
+
+def interval_text(seconds: float) -> str:
+    """Format a configured duration in short, without rounding: ``10 min``, ``90 s``."""
+    for unit, length in (("h", HOUR), ("min", MINUTE)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:g} {unit}"
+    return f"{seconds:g} s"
 
 
 def measured_text(seconds: float) -> str:

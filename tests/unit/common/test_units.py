@@ -70,6 +70,13 @@ def test_exact_duration_text_does_not_round(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("seconds", "text"), [(2.5, "2.5 s"), (90, "90 s"), (600, "10 min"), (7200, "2 h")]
+)
+def test_interval_text_is_short_and_does_not_round(seconds: float, text: str) -> None:
+    assert units.interval_text(seconds) == text
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"), [(0.0004, "0.4 ms"), (1.25, "1.25 s"), (180, "3.0 min")]
 )
 def test_measured_text_keeps_three_digits(seconds: float, text: str) -> None:
