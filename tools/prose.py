@@ -59,6 +59,7 @@ _LITERAL = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|`[^`]*`")
 _SENTENCE_WORDS_MIN = 3
 #: Words of identifiers, alone or as a part of one, and the term of the field.
 DIALECT = {
+    "attendant": "kernel host",
     "hungup": "disconnected",
     "putback": "restored files",
     "whereabouts": "object path",
@@ -73,7 +74,6 @@ _TEST_OPENING = re.compile(
 )
 #: Folders whose tests still have such names.
 UNRENAMED = (
-    "tests/integration/checkpoints/",
     "tests/scheduler/engine/",
     "tests/scheduler/guarantees/",
     "tests/scheduler/policy/",

@@ -268,17 +268,17 @@ def _exchange(
         send_message(sock, request, fds)
         reply, received = recv_message(sock)
     except TimeoutError as error:
-        text = f"The attendant of kernels did not answer within {seconds:g} seconds."
+        text = f"The kernel host did not answer within {seconds:g} seconds."
         raise ControlError(text, "timeout") from error
     except (OSError, ProtocolError) as error:
-        text = f"The connection to the attendant of kernels broke ({error})."
+        text = f"The connection to the kernel host broke ({error})."
         raise ControlError(text, "broken") from error
     for fd in received:
         os.close(fd)
     if isinstance(reply, Error):
         raise ControlError(reply.message, reply.reason)
     if not isinstance(reply, reply_type):
-        raise ControlError("The attendant of kernels gave an unexpected answer.", "failed")
+        raise ControlError("The kernel host gave an unexpected answer.", "failed")
     return reply
 
 
@@ -289,19 +289,19 @@ def _connect(start: bool) -> socket.socket:
     with absent, agent_client.start_lock(place, fcntl.LOCK_SH):
         return agent_client.open_socket(path)
     if not start:
-        raise ControlError("No attendant of kernels is running.", "no-daemon")
+        raise ControlError("No kernel host is running.", "no-daemon")
     with agent_client.start_lock(place, fcntl.LOCK_EX):
         with absent:  # another process may have started it meanwhile
             return agent_client.open_socket(path)
         agent_client.start_detached(
             paths.runtime_dir(), ("-m", "kernelproxy.kernel_host"),
-            log="attendant.log", who="attendant of kernels",
+            log="attendant.log", who="kernel host",
         )  # fmt: skip
         try:
             return agent_client.open_socket(path)
         except OSError as error:
             raise ControlError(
-                f"The attendant of kernels started and left at once; see {path.parent.parent}"
+                f"The kernel host started and left at once; see {path.parent.parent}"
                 "/attendant.log.",
                 "no-daemon",
             ) from error

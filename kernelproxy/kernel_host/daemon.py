@@ -65,7 +65,7 @@ class _Kept:
         return KernelState(self.kernel.pid, self.kernel.session, self.kernel.poll())
 
 
-class Attendant:
+class KernelHost:
     """Server for one runtime directory. A thread serves each connection; the main one the rest.
 
     Parameters
@@ -352,18 +352,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os._exit(0)  # the starter waits for this process; the child becomes a daemon
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
     os.chdir("/")
-    said, attendant = "ready", None
+    said, host = "ready", None
     try:
         place = directory()
-        attendant = Attendant(_listen(place), place)
+        host = KernelHost(_listen(place), place)
     except (SingError, OSError) as error:
         said = str(error)
     with contextlib.suppress(BrokenPipeError):  # the starter has timed out
         os.write(ready_fd, f"{said}\n".encode())
     os.close(ready_fd)
-    if attendant is None:
+    if host is None:
         return 1
-    attendant.run()
+    host.run()
     sys.stderr.flush()
     # Threads of connections may still wait for servers.
     os._exit(0)

@@ -28,7 +28,7 @@ from kernelproxy.kernel_host.process_manager import ProcessManager
 from kernelproxy.kernel_host.server_records import KernelRecord, changes
 
 #: Reasons why the kernel host cannot start any kernel, in a sandbox or not.
-_NO_ATTENDANT = ("no-daemon", "timeout", "broken", "unavailable")
+_NO_KERNEL_HOST = ("no-daemon", "timeout", "broken", "unavailable")
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class KeptKernel(LocalProvisioner):
         except (ControlError, OSError) as error:
             kept.directory.remove(record.kernel_id)
             reason = getattr(error, "reason", "failed")
-            if form is not None and reason not in _NO_ATTENDANT:
+            if form is not None and reason not in _NO_KERNEL_HOST:
                 raise
             self._not_kept(str(error).rstrip("."))
             return False

@@ -99,7 +99,7 @@ def test_after_so_many_cells_one_is_made(toy_host: StartHost, wishes: ReceivedRe
     assert wishes == []
 
 
-def test_what_was_asked_for_is_withdrawn_when_who_asked_has_gone(
+def test_a_request_is_withdrawn_when_its_caller_disconnects(
     toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
@@ -133,7 +133,9 @@ def test_after_some_time_one_is_made_if_something_was_run(
     assert wishes == []
 
 
-def test_what_failed_is_said_and_tried_again(toy_host: StartHost, wishes: ReceivedRequests) -> None:
+def test_a_failed_automatic_checkpoint_is_reported_and_retried(
+    toy_host: StartHost, wishes: ReceivedRequests
+) -> None:
     host = toy_host()
     client = host.client(checkpoint_every=0.05)
     run_cells(client)
@@ -209,7 +211,7 @@ def test_so_many_are_kept_and_all_that_were_made_by_hand(
     wait_until(lambda: names(host) == by_hand | kept | set(made[-2:]))
 
 
-def test_one_made_by_hand_counts_and_is_never_replaced(
+def test_a_manual_checkpoint_counts_and_is_never_replaced(
     toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
@@ -222,7 +224,7 @@ def test_one_made_by_hand_counts_and_is_never_replaced(
     assert [each["automatic"] for each in listed(host)] == [True, False]
 
 
-def test_what_a_notebook_has_set_outlives_the_agent(
+def test_settings_of_a_notebook_outlive_the_agent(
     toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
@@ -321,7 +323,7 @@ def test_a_cell_that_runs_holds_the_end_up_for_a_while(
     assert host.call(Stop(checkpoint=True)) == StopReply([], ["busy: it was busy for 0.1 s."])
 
 
-def test_who_is_in_a_hurry_ends_the_daemon_meanwhile(
+def test_a_stop_without_checkpoints_ends_a_saving_daemon(
     toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host(stop_seconds=WAIT_SECONDS)
@@ -332,7 +334,7 @@ def test_who_is_in_a_hurry_ends_the_daemon_meanwhile(
     assert patient.answer() == StopReply([], [])
 
 
-def test_who_hangs_up_has_not_ended_the_daemon(
+def test_a_caller_that_disconnects_has_not_ended_the_daemon(
     toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host(stop_seconds=WAIT_SECONDS)
@@ -384,7 +386,7 @@ def test_the_last_checkpoint_is_that_of_the_notebook(toy_host: StartHost) -> Non
     assert last_of(host, namesake) == ""
 
 
-def test_what_a_kernel_left_that_died_is_offered_until_it_is_settled(toy_host: StartHost) -> None:
+def test_the_checkpoint_of_a_dead_kernel_is_offered_until_settled(toy_host: StartHost) -> None:
     host = toy_host()
 
     def report(session: str) -> dict[str, Any]:
@@ -407,7 +409,7 @@ def test_what_a_kernel_left_that_died_is_offered_until_it_is_settled(toy_host: S
     assert (report(third)["earlier"], report(third)["died"]) == (True, False)
 
 
-def test_what_a_kernel_left_is_found_when_it_and_its_daemon_are_gone(
+def test_the_checkpoint_of_a_kernel_is_found_after_its_daemon_ended(
     toy_host: StartHost,
 ) -> None:
     host = toy_host()

@@ -205,7 +205,7 @@ def test_a_name_that_is_taken_is_given_to_the_new_one(toy_host: StartHost) -> No
         (host_state(8, b"x", storages=[[1, 5000]]), "busy"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_requests_are_refused(
     toy_host: StartHost, state: dict[str, Any], reason: str
 ) -> None:
     host = toy_host()
@@ -305,7 +305,7 @@ def kernel(toy_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return found
 
 
-def test_who_asks_is_answered_when_the_kernel_has_handed_over(kernel: Kernel) -> None:
+def test_a_caller_gets_its_reply_when_the_kernel_has_delivered(kernel: Kernel) -> None:
     client = kernel.host.client()
     wish = kernel.ask(Checkpoint(client.session, "one", automatic=True))
     assert (wish.verb, wish.name, wish.automatic) == ("checkpoint", "one", True)
@@ -313,7 +313,7 @@ def test_who_asks_is_answered_when_the_kernel_has_handed_over(kernel: Kernel) ->
     assert kernel.reply().checkpoint["name"] == "one"
 
 
-def test_who_asks_and_who_looks_is_told_how_far_it_is(kernel: Kernel, tmp_path: Path) -> None:
+def test_callers_and_subscribers_receive_the_progress(kernel: Kernel, tmp_path: Path) -> None:
     client = kernel.host.client()
     hand_over(client.session, "before", host_state(0, b"x"), b"x")
     threads: list[threading.Thread] = []
@@ -341,7 +341,7 @@ def test_who_asks_and_who_looks_is_told_how_far_it_is(kernel: Kernel, tmp_path: 
     assert kernel.host.session(client)["progress"] is None
 
 
-def test_who_asks_is_told_what_came_of_a_restoration(kernel: Kernel) -> None:
+def test_a_caller_receives_the_outcome_of_a_restore(kernel: Kernel) -> None:
     client = kernel.host.client()
     hand_over(client.session, "one", host_state(0, b"x"), b"x")
     outcome = {"checkpoint": "one", "variables": 1, "files": 0, "aside": {}, "problems": []}
@@ -355,7 +355,7 @@ def test_who_asks_is_told_what_came_of_a_restoration(kernel: Kernel) -> None:
     assert kernel.reply().reason == "unknown-checkpoint"
 
 
-def test_who_asks_a_kernel_that_ends_is_told_so(kernel: Kernel) -> None:
+def test_a_request_to_a_kernel_that_ends_fails(kernel: Kernel) -> None:
     client = kernel.host.client()
     kernel.ask(Checkpoint(client.session, "one"))
     kernel.host.call(CloseSession(client.session))

@@ -160,7 +160,7 @@ def test_without_a_tender_the_device_alone_goes_to_disk(toy_host: StartHost) -> 
     assert client.read() == client.state
 
 
-def test_who_works_does_not_hibernate(toy_host: StartHost, tmp_path: Path) -> None:
+def test_a_working_kernel_does_not_hibernate(toy_host: StartHost, tmp_path: Path) -> None:
     host = toy_host()
     client = host.client(hibernate_timeout=0.05)
     with client.cell():
@@ -305,7 +305,7 @@ def test_images_that_cannot_be_revived_end_the_session_with_a_reason(
 
 
 @pytest.mark.parametrize("verb", [Suspend, Resume, MigrateRequest, Checkpoint])
-def test_what_is_asked_of_a_kernel_that_sleeps(
+def test_requests_to_a_hibernating_kernel(
     toy_host: StartHost, tended: StartTender, verb: type[Any]
 ) -> None:
     host = toy_host("cpu:1GiB@1,cpu:1GiB@1")
@@ -325,7 +325,7 @@ def test_what_is_asked_of_a_kernel_that_sleeps(
     assert tender.ask("read") == state
 
 
-def test_who_asks_while_it_sleeps_without_a_tender_is_told_why(
+def test_a_request_without_a_process_manager_gets_the_reason(
     toy_host: StartHost, tended: StartTender
 ) -> None:
     host = toy_host()
@@ -377,7 +377,7 @@ def test_stopping_the_daemon_removes_what_sleeps(
     wait_until(lambda: images(data) == [])
 
 
-def test_what_dead_daemons_left_is_removed(
+def test_leftovers_of_dead_daemons_are_removed(
     toy_host: StartHost, tended: StartTender, data: Path
 ) -> None:
     host = toy_host()

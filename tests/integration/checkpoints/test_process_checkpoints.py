@@ -167,7 +167,7 @@ def test_an_agent_that_dies_while_a_process_is_saved_costs_the_checkpoint(
     wait_until(lambda: images(data) == [])
 
 
-def test_who_did_not_start_the_kernel_cannot_tend_it(toy_host: StartHost) -> None:
+def test_only_the_starter_of_a_kernel_manages_its_process(toy_host: StartHost) -> None:
     host = toy_host()
     with pytest.raises(ControlError, match="no session"):
         host.call(Tend("none"))
@@ -274,7 +274,7 @@ def test_the_better_form_is_opened_where_that_is_possible(
 
 
 @pytest.mark.parametrize("trouble", ["Revive", "Promise", "images", "gone"])
-def test_what_cannot_be_revived_leaves_the_kernel_as_it_is(
+def test_an_image_that_cannot_be_restored_leaves_the_kernel_unchanged(
     toy_host: StartHost, tended: StartTender, data: Path, trouble: str
 ) -> None:
     host = toy_host()

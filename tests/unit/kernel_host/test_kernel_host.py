@@ -56,7 +56,7 @@ def begin(runtime_dir: Path, tmp_path: Path) -> Iterator[Begin]:
     client.end_kernels()
 
 
-def attendant_pid() -> int:
+def kernel_host_pid() -> int:
     with open_socket(directory() / "attendant.sock") as sock:
         return credentials(sock)[0]
 
@@ -113,7 +113,7 @@ def test_a_kernel_with_a_server_is_not_ended_by_others(begin: Begin) -> None:
     assert client.end_kernels()
     assert kernel.poll() is None
     kernel.close()
-    with pytest.raises(ControlError, match="No attendant"):
+    with pytest.raises(ControlError, match="No kernel host"):
         wait_until(lambda: client.adopt(AdoptKernel("k", 1)) if gone() else None)
 
 
@@ -136,9 +136,9 @@ def test_a_kernel_left_by_accident_makes_way_for_one_of_its_name(begin: Begin) -
     assert not lives(first.pid)
 
 
-def test_kernels_end_with_the_attendant(begin: Begin) -> None:
+def test_kernels_end_with_the_kernel_host(begin: Begin) -> None:
     kernel = begin()
-    os.kill(attendant_pid(), signal.SIGTERM)
+    os.kill(kernel_host_pid(), signal.SIGTERM)
     wait_until(lambda: kernel.poll() is not None)
     assert kernel.poll() == 1
     wait_until(lambda: not lives(kernel.pid))
@@ -180,7 +180,7 @@ def test_a_kernel_that_is_started_in_a_way_of_its_own_is_not_kept(
     assert not kept.directory.path.exists()
 
 
-def test_without_an_attendant_a_kernel_starts_and_the_log_says_what_that_means(
+def test_without_a_kernel_host_a_kernel_starts_and_the_log_shows_the_consequence(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def start(request: StartKernel, outlets: Any) -> RemoteKernel:
