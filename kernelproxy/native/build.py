@@ -313,17 +313,7 @@ def _compiler(
         flags += ["-isystem", str(directory)]
     found = [f"-L{info.library_directory}"]
     link_flags = ["-shared", "-pthread", *extra]
-    return Compiler(
-        tree,
-        objects,
-        flags,
-        link_flags,
-        found,
-        strict=strict,
-        basis=info,
-        precompiled=tree / PRECOMPILED,
-        tell=tell,
-    )
+    return Compiler(tree, objects, flags, link_flags, found, strict=strict, basis=info, tell=tell)
 
 
 def _build(compiler: Compiler, target: Path) -> None:
@@ -332,7 +322,8 @@ def _build(compiler: Compiler, target: Path) -> None:
     for name, found in units.items():
         if not found:
             raise NativeError(f"the native sources hold no {name}")
-    compiled = compiler.compile_all({unit for found in units.values() for unit in found})
+    every = {unit for found in units.values() for unit in found}
+    compiled = compiler.compile_all(every, compiler.tree / PRECOMPILED)
     for name, found in units.items():
         linked = [f"-l{library}" for library in LINKED[name]]
         objects = [compiled[unit] for unit in found]

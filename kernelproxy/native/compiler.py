@@ -87,9 +87,6 @@ class Compiler:
         warnings.
     basis : object
         Other dependencies of objects, such as the version of headers.
-    precompiled : Path, optional
-        A header to compile once for all units, if it exists. Units include what they use also
-        without it, so objects do not depend on it.
     tell : callable, optional
         Receives the number of compiled units and their total.
     """
@@ -104,7 +101,6 @@ class Compiler:
         *,
         strict: bool,
         basis: object = None,
-        precompiled: Path | None = None,
         tell: Tell = lambda done, total: None,
     ) -> None:
         self.tree, self._objects = tree, objects
@@ -112,15 +108,26 @@ class Compiler:
         self._command = compiler_command()
         self._flags = [*flags, *(STRICT_FLAGS if strict else ("-w",)), f"-I{tree}"]
         self._link_flags, self._search, self._basis = link_flags, search, basis
-        self._header, self._strict = precompiled, strict
+        self._strict = strict
 
-    def compile_all(self, units: Iterable[Path]) -> dict[Path, Path]:
-        """Compile units in parallel; return their objects."""
+    def compile_all(
+        self, units: Iterable[Path], precompiled: Path | None = None
+    ) -> dict[Path, Path]:
+        """Compile units in parallel; return their objects.
+
+        Parameters
+        ----------
+        units : iterable of Path
+            The sources.
+        precompiled : Path, optional
+            A header to compile once for all units, if it exists. Units include what they use also
+            without it, so objects do not depend on it.
+        """
         targets = {unit: self._target(unit) for unit in sorted(units)}
         missing = sum(not target.exists() for target in targets.values())
         self._tell(0, len(targets))
         with (
-            self._precompiled(missing) as header,
+            self._precompiled(precompiled, missing) as header,
             ThreadPoolExecutor(max_workers=parallel_compilers()) as pool,
         ):
             futures = {
@@ -161,14 +168,13 @@ class Compiler:
         return target
 
     @contextlib.contextmanager
-    def _precompiled(self, missing: int) -> Iterator[tuple[str, ...]]:
+    def _precompiled(self, header: Path | None, missing: int) -> Iterator[tuple[str, ...]]:
         """Precompile the header if `missing` units are worth it; yield the flags to use it.
 
         It exists only during one build, so it cannot become stale: another compiler or torch, or
         other flags, have their own. A compiler that cannot use it reads the header itself, which
         lies beside it.
         """
-        header = self._header
         if header is None or missing < PRECOMPILED_UNITS or not header.is_file():
             yield ()
             return
