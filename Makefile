@@ -120,7 +120,7 @@ test-fast: venv ## what is quick: under two minutes
 TORCH_DIR = $$($(BIN)/python -m kernelproxy.native --torch-dir)
 IN_NATIVE = $(MAKE) --no-print-directory -j$(shell nproc) -C native PYTHON=$(abspath $(BIN)/python)
 
-test-cpp: venv
+test-cpp: venv ## client and worker in C++, with sanitizers of addresses and undefined behaviour
 	$(IN_NATIVE) test TORCH_DIR="$(TORCH_DIR)"
 
 test-ts: labextension
@@ -140,7 +140,7 @@ $(OTHER)/.package: pyproject.toml hatch_build.py constraints.txt | system
 	@touch $@
 
 test-torch: $(OTHER)/.package ## what depends on torch, with TORCH=2.11.0 in an environment of its own
-	$(IN_NATIVE) test BUILD=build-$(TORCH) PYTHON=$(abspath $(OTHER_BIN)) \
+	$(IN_NATIVE) test KIND=plain BUILD=build-$(TORCH) PYTHON=$(abspath $(OTHER_BIN)) \
 	  TORCH_DIR="$$($(OTHER_BIN) -m kernelproxy.native --torch-dir)"
 	$(OTHER_BIN) -m pytest tests/unit/native/test_native.py tests/e2e/programs/test_driver.py \
 	  tests/e2e/programs/test_surface.py tests/e2e/programs/test_behaviours.py tests/e2e/programs/test_training_equality.py

@@ -93,6 +93,7 @@ class Host {
   Session& session() { return *session_; }
   int snapshot(uint64_t* position = nullptr, bool stop = true);
   void commit(uint64_t position) { agent_->retained.store(position); }
+  SessionFiles files(int snapshot_fd, int readiness_fd = -1) const;
   int arena() const { return arena_file_.fd(); }
   void grant(uint64_t bytes) { agent_->memory_granted.store(bytes); }
 
@@ -136,7 +137,6 @@ class Host {
   template <class Ready>
   void wait(Ready ready);
   void publish(bool requested);
-  SessionFiles files(int snapshot_fd, int readiness_fd = -1) const;
   void run();
 
   File log_file_, client_file_, worker_file_, agent_file_, arena_file_;
