@@ -29,4 +29,4 @@ def session(name: str = NAME) -> dict[str, Any]:
 def verb(request: Any) -> dict[str, Any]:
     """Send the daemon a request about a session and return the reply."""
     with agent_client.connect(start=False) as connection:
-        return connection.expect(SessionReply, request, ORDER_SECONDS).session
+        return dict(connection.expect(SessionReply, request, ORDER_SECONDS).session)

@@ -59,7 +59,12 @@ def variational(device: str, small: bool) -> Step:
             pyro.sample("observed", distributions.Normal(x @ weights, scale), obs=y)
 
     guide = infer.autoguide.AutoNormal(model)
-    inference = infer.SVI(model, guide, optim.Adam({"lr": 0.01}), infer.Trace_ELBO())
+    inference = infer.SVI(
+        model,
+        guide,
+        optim.Adam({"lr": 0.01}),  # type: ignore[attr-defined]
+        infer.Trace_ELBO(),
+    )
 
     def step() -> torch.Tensor:
         return torch.tensor([inference.step(inputs, targets) for _ in range(10)]).mean()

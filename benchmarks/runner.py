@@ -37,6 +37,7 @@ from typing import Any
 import torch
 
 from benchmarks import libraries, programs, small, workloads
+from benchmarks.small import Operator
 from kernelproxy.kernel import activation
 
 PROGRAMS = {
@@ -64,7 +65,7 @@ class Runner:
         self.steps: dict[str, programs.Step] = {}
         self.held: list[torch.Tensor] = []
         self.touched: torch.Tensor | None = None
-        self.operators: dict[str, small.Operator] = {}
+        self.operators: dict[str, Operator] = {}
 
     def train(self, program: str, steps: int) -> dict[str, Any]:
         """Run some steps; the measured time ends when the device has finished."""

@@ -69,11 +69,11 @@ def vit(device: str, small: bool) -> Step:
 
     torch.manual_seed(0)
     width, layers = (32, 2) if small else (96, 4)
-    config = ViTConfig(
+    config = ViTConfig(  # type: ignore[call-arg]
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=4,
         intermediate_size=2 * width, image_size=32, patch_size=4, num_labels=10,
     )  # fmt: skip
-    model = ViTForImageClassification(config).to(device)
+    model: Any = ViTForImageClassification(config).to(device)  # type: ignore[arg-type]
 
     def loss_of(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(pixel_values=inputs).logits, targets)

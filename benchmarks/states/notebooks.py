@@ -110,6 +110,7 @@ class Kernel:
 @contextmanager
 def _kernel() -> Iterator[Kernel]:
     manager = KernelManager(kernel_name="python3")
+    assert manager.kernel_spec is not None
     manager.kernel_spec.metadata["kernel_provisioner"] = {"provisioner_name": "sing"}
     manager.start_kernel()
     client = manager.client()
@@ -132,7 +133,7 @@ def _checkpoint(name: str, form: str) -> dict[str, Any]:
     """Make a checkpoint and return its entry in the list of checkpoints."""
     with agent_client.connect(start=False) as connection:
         request = Checkpoint(_session()["id"], name, form=form)
-        return connection.expect(CheckpointReply, request, ORDER_SECONDS).checkpoint
+        return dict(connection.expect(CheckpointReply, request, ORDER_SECONDS).checkpoint)
 
 
 def measure_put(kernel: Kernel, count: int, name: str) -> Put:

@@ -100,7 +100,7 @@ def main() -> int:
     devices_after, quantum = given.pop("devices_after", None), given.pop("quantum", None)
     hurry = Path(given.pop("hurry", hurry))
     if nodes := given.pop("nodes", []):
-        daemon.configured_devices = lambda: [
+        daemon.configured_devices = lambda: [  # type: ignore[attr-defined]
             replace(each, node=node) for each, node in zip(configured_devices(), nodes, strict=True)
         ]
     if objects := given.pop("objects", ""):

@@ -19,7 +19,8 @@ import threading
 from pathlib import Path
 
 from kernelproxy.common.errors import StoreError
-from kernelproxy.storage.chunk_store import ChunkStore, Extent, Label
+from kernelproxy.storage.chunk_store import ChunkStore
+from kernelproxy.storage.manifest import Extent, Label
 
 CHUNK_BYTES = 4096
 NAMES = [(owner, name) for owner in ("ann", "bob") for name in ("one", "two", "three")]

@@ -22,7 +22,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 from kernelproxy.common import protocol
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.criu import mode_probe as forms
-from kernelproxy.criu.sandbox import Form
+from kernelproxy.criu.sandbox import Form, Kind
 from tests.e2e.kernels import Kernel, kernel
 from tests.e2e.notebooks.test_server import Server, hang_up
 from tests.unit.fake_daemon import FakeAgent, FakeDaemon
@@ -30,7 +30,7 @@ from tests.unit.fake_daemon import FakeAgent, FakeDaemon
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SECONDS_MAX = 60.0
-KINDS: list[forms.Kind] = ["root", "user"] if os.geteuid() == 0 else ["user"]
+KINDS: list[Kind] = ["root", "user"] if os.geteuid() == 0 else ["user"]
 each_form = pytest.mark.parametrize("form", KINDS, indirect=True)
 # A pipe that wakes the kernel, and state that only its process has.
 SETUP = """

@@ -24,6 +24,7 @@ from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import (
     CloseSession,
     OpenSession,
+    OpenSessionReply,
     Prepare,
     Resume,
     StatusRequest,
@@ -525,7 +526,7 @@ def test_a_missing_interpreter_is_refused_at_once(toy_host: StartHost) -> None:
     host = toy_host()
     host.call(Prepare("/nonexistent/python"))
     with agent_client.connect(start=False) as connection:
-        opened = connection.call(OpenSession("n", "", "/nonexistent/python"))
+        opened = connection.expect(OpenSessionReply, OpenSession("n", "", "/nonexistent/python"))
     with pytest.raises(ControlError, match="No such file"):
         ToyClient(opened.session)
 

@@ -168,8 +168,8 @@ def test_two_users_share_a_device(machine: Machine, gate: Path, plainly: dict[in
     assert of(machine, ALICE, seen_by=ALICE)["name"] == f"of-{ALICE}"
 
     # A user's objects can be changed by that user and by root only.
-    for refused in machine.program(ALICE, REFUSED, bobs["id"]).splitlines():
-        assert f"belongs to uid:{BOB}: only uid:{BOB} or an admin can" in refused, refused
+    for line in machine.program(ALICE, REFUSED, bobs["id"]).splitlines():
+        assert f"belongs to uid:{BOB}: only uid:{BOB} or an admin can" in line, line
     for name in (bobs["id"], bobs["id"][:8]):  # as in the table
         refused = machine.sing(ALICE, "suspend", name)
         text = f"{name} belongs to uid:{BOB}: only uid:{BOB} or an admin can suspend it."
@@ -519,8 +519,8 @@ def test_a_socket_that_is_not_roots_is_not_used(everybodys: tuple[Path, Path]) -
         )
         process = subprocess.Popen(
             [str(machine.python), "-c", serving],
-            stdin=listener, stdout=subprocess.PIPE, user=ALICE, group=ALICE, extra_groups=[],
-            env=machine.environment(ALICE),
+            stdin=listener.fileno(), stdout=subprocess.PIPE, user=ALICE, group=ALICE,
+            extra_groups=[], env=machine.environment(ALICE),
         )  # fmt: skip
         try:
             assert process.stdout is not None

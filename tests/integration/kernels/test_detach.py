@@ -142,8 +142,8 @@ def test_a_kernel_stays_attached_while_a_thread_waits_for_the_device(
         assert process.ask("grow 10") == "grown"
         assert process.ask("sync") == "done"
         # Now no thread waits; but the time that detaching takes counts, too.
-        said = wait_until(lambda: found if isinstance(found := agent.leave(), Left) else None)
-        wake(process.pid, said.wake_fd, restored=False, session="first")
+        left = wait_until(lambda: found if isinstance(found := agent.leave(), Left) else None)
+        wake(process.pid, left.wake_fd, restored=False, session="first")
         assert process.ask("sync") == "done"
 
 

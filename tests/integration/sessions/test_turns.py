@@ -162,8 +162,8 @@ def test_sessions_that_do_not_fit_together_take_turns_with_the_memory(
     for each in clients:
         host.work(each, 150 * MIB)
     threads = [work(each, 300, failures) for each in clients]
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert failures == []
 
 
@@ -190,8 +190,8 @@ def test_a_turn_continues_although_the_worker_dies(toy_host: StartHost, arbiter:
     threads = [work(each, 2000, failures) for each in clients]
     for number in range(6):
         host.kill_worker(clients[number % 2])
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert failures == []
 
 
@@ -308,8 +308,8 @@ def test_turns_outlive_the_agent(toy_host: StartHost, arbiter: str) -> None:
     threads = [work(each, 1000, failures) for each in clients]
     for _ in range(3):
         host.kill_agent()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert failures == []
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from jupyter_sing.cli import doctor
 from kernelproxy.common.errors import DeviceError
-from kernelproxy.devices import Device, DeviceKind, locks
+from kernelproxy.devices import Device, DeviceKind
 from kernelproxy.devices.locks import Claim, claim, owner
 
 HOLD = (
@@ -88,7 +88,7 @@ def test_an_exiting_owner_is_waited_for(
     gpus: list[Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leaving = claim(gpus, seconds=0)
-    monkeypatch.setattr(locks.time, "sleep", lambda _: leaving.close())
+    monkeypatch.setattr("time.sleep", lambda _: leaving.close())
     found = claim(gpus)
     assert found.devices == gpus
     found.close()

@@ -16,6 +16,7 @@ from kernelproxy.agent.status.activity_store import Record
 from kernelproxy.agent.status.timeline import Change
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import (
+    Checkpoint,
     CloseSession,
     LastCheckpoint,
     OpenSession,
@@ -156,7 +157,9 @@ def test_checkpoints_are_saved_listed_restored_and_deleted(
     for name in (["--name", "mine"], ["mine"]):  # as passed by the magic
         capsys.readouterr()
         assert commands.main(["checkpoint", SESSION["id"], *name]) == 0
-        assert fake_daemon.requests[-1].name == "mine"
+        request = fake_daemon.requests[-1]
+        assert isinstance(request, Checkpoint)
+        assert request.name == "mine"
     assert capsys.readouterr().out == (
         "Saved checkpoint mine: 1 variable and 2 files, 3.0 MiB (1.0 MiB on disk)\n"
         "  saved only with the process: lines, lock\n"

@@ -189,14 +189,14 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return Handle()
 
     monkeypatch.setattr(progress_bar, "time", Clock())
-    monkeypatch.setattr(progress_bar.threading, "Timer", Timer)
+    monkeypatch.setattr("threading.Timer", Timer)
     monkeypatch.setattr("IPython.display.display", display)
     Timer.made = []
     return texts
 
 
 def test_notebook_shows_progress_after_half_a_second(shown: list[str]) -> None:
-    clock: Any = progress_bar.time
+    clock: Any = vars(progress_bar)["time"]
     with ProgressBar("Reading") as bar:
         bar.show(1, 10)
         clock.now = 0.5

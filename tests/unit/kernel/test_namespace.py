@@ -400,7 +400,7 @@ def test_code_that_runs_meanwhile_sees_the_restored_variables() -> None:
     # Functions and modules are restored first, whatever the order of the cells; other variables are
     # available if they were made before.
     names = ["scale", "thing", "Thing", "helper", "math"]
-    into = {"__name__": "__main__", "scale": 99, "helper": None}
+    into: dict[str, Any] = {"__name__": "__main__", "scale": 99, "helper": None}
     captured = capture(before, names=names)
     assert [item.name for item in captured.saved] == names
     again(captured, into=into)

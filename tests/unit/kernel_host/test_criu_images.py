@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernelproxy.common.errors import ProcessError
-from kernelproxy.criu import digests, images, protobuf
+from kernelproxy.criu import images, protobuf
 from kernelproxy.criu.images import Info, Mapped
 from kernelproxy.criu.protobuf import BYTES, FIXED32, FIXED64, VARINT, Fields, ProtobufField
 
@@ -371,7 +371,7 @@ def test_digests_are_computed_once(
         raise AssertionError("computed again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(digests.hashlib, "file_digest", never)
+        patch.setattr("hashlib.file_digest", never)
         assert mapped(file)[1] == noted
         replace(file, b"CONTENT")
         with pytest.raises(AssertionError, match="again"):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
-from jupyter_client.provisioning import KernelProvisionerFactory
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from jupyter_events import EventLogger
 
 from jupyter_sing.server.extension import EVENT_SCHEMA
