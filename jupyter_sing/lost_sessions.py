@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from kernelproxy.agent.checkpoint.catalog import Checkpoints
+from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog
 from kernelproxy.agent.session.reasons import user_name
 from kernelproxy.common import options, paths
 from kernelproxy.common.errors import StoreError
@@ -112,7 +112,7 @@ async def stored() -> list[CheckpointView]:
     directory = paths.data_dir() / "states"
     if not directory.is_dir():
         return []
-    return await Checkpoints(lambda: ChunkStore(directory)).all(os.getuid())
+    return await CheckpointCatalog(lambda: ChunkStore(directory)).all(os.getuid())
 
 
 async def _on_disk() -> list[CheckpointView]:

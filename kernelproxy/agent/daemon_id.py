@@ -12,7 +12,7 @@ from typing import Any
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Mark:
+class DaemonId:
     """The tag of a daemon: of a runtime directory, and of all agents that succeed each other there.
 
     Parameters

@@ -12,7 +12,7 @@ from kernelproxy.common.units import MIB
 
 
 @dataclass(frozen=True)
-class Settings:
+class AgentSettings:
     """Limits and timeouts of the daemon.
 
     Parameters
@@ -75,7 +75,7 @@ class Settings:
     system: bool = False
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> AgentSettings:
         """Read the daemon's options that are fields of these settings.
 
         Raises

@@ -11,29 +11,29 @@ from dataclasses import replace
 
 from kernelproxy.agent.api.memory_trim import give_back_memory
 from kernelproxy.agent.api.peer_limits import check_request, tame, user_of
-from kernelproxy.agent.api.scheduler_actions import AgentHands
-from kernelproxy.agent.checkpoint.catalog import Checkpoints as CheckpointStore
-from kernelproxy.agent.checkpoint.history import Runs
-from kernelproxy.agent.daemon_id import Mark
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.api.scheduler_actions import SchedulerActions
+from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog as CheckpointStore
+from kernelproxy.agent.checkpoint.history import KernelRuns
+from kernelproxy.agent.daemon_id import DaemonId
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lifecycle.kernel_replacement import KernelReplacement
 from kernelproxy.agent.lifecycle.session import HostServices, Session
-from kernelproxy.agent.process.image_dirs import ImageDirectories
-from kernelproxy.agent.process.sandbox_probe import Forms
+from kernelproxy.agent.process.image_dirs import ImageDirs
+from kernelproxy.agent.process.sandbox_probe import SandboxProbe
 from kernelproxy.agent.residency.spill import Spiller
 from kernelproxy.agent.session.core import Identity
 from kernelproxy.agent.session.preferences import RememberedPreferences
-from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.spill.host_memory import HostMemory
-from kernelproxy.agent.spill.spill_store import ColdStates
+from kernelproxy.agent.spill.spill_store import SpillStore
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.status import activity_store
-from kernelproxy.agent.status.activity_recorder import Chronicle
+from kernelproxy.agent.status.activity_recorder import ActivityRecorder
 from kernelproxy.agent.status.observer import StatusObserver
-from kernelproxy.agent.status.subscribers import Audience
-from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, Deposited, Deposits
+from kernelproxy.agent.status.subscribers import Subscribers
+from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, FdStore, PersistedSession
 from kernelproxy.agent.workers.crash_policy import is_want
-from kernelproxy.agent.workers.user_zygotes import Households
+from kernelproxy.agent.workers.user_zygotes import UserZygotes
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, WorkerError
 from kernelproxy.common.ipc.channel import Channel
@@ -52,8 +52,8 @@ class Agent:
     Parameters
     ----------
     devices : sequence of Device
-    settings : Settings
-    deposits : Deposits
+    settings : AgentSettings
+    deposits : FdStore
         Persists what the next agent needs to recover the sessions.
     on_quiet : callable
         Called when the last session closes, and when a connection ends while there is no session.
@@ -64,12 +64,14 @@ class Agent:
     def __init__(
         self,
         devices: Sequence[Device],
-        settings: Settings,
-        deposits: Deposits,
+        settings: AgentSettings,
+        deposits: FdStore,
         on_quiet: Callable[[], object],
         arbiter: Arbiter | None = None,
     ) -> None:
-        self.rooms = {each.id: Room(each, settings.step_of(each.memory_total)) for each in devices}
+        self.rooms = {
+            each.id: DeviceAllocator(each, settings.step_of(each.memory_total)) for each in devices
+        }
         for room in self.rooms.values():
             room.rooms = list(self.rooms.values())
         self.elsewhere: Sequence[str] = ()  # see `StatusReply`
@@ -77,25 +79,25 @@ class Agent:
         self.stopping = asyncio.Event()
         self.settings, self._deposits, self.on_quiet = settings, deposits, on_quiet
         self.arbiter = arbiter or Everybody()
-        self._hands = AgentHands(self.arbiter, self.sessions, self.rooms)
+        self._hands = SchedulerActions(self.arbiter, self.sessions, self.rooms)
         self.arbiter.begin(self._hands, {each.id: each.memory_total for each in devices})
-        self.audience = Audience(self.sessions, self.rooms)
-        self.chronicle = Chronicle(
-            self.sessions, self.rooms, activity_store.Record(paths.runtime_dir())
+        self.audience = Subscribers(self.sessions, self.rooms)
+        self.chronicle = ActivityRecorder(
+            self.sessions, self.rooms, activity_store.ActivityStore(paths.runtime_dir())
         )
-        self._households = Households(settings, self._on_compiling)
-        mark = Mark(paths.runtime_dir())
-        self._images = ImageDirectories(paths.data_dir() / "processes", mark)
+        self._households = UserZygotes(settings, self._on_compiling)
+        mark = DaemonId(paths.runtime_dir())
+        self._images = ImageDirs(paths.data_dir() / "processes", mark)
         quota, beside = settings.disk_quota, self._images.usage
-        self.cold = cold = ColdStates(paths.data_dir() / "states", quota, mark, beside)
+        self.cold = cold = SpillStore(paths.data_dir() / "states", quota, mark, beside)
         self.checkpoints = CheckpointStore(cold.store)
-        self._forms = Forms(None if settings.system else paths.runtime_dir())
+        self._forms = SandboxProbe(None if settings.system else paths.runtime_dir())
         own = self._households.of(None)
         self.replacement = KernelReplacement(
             self.checkpoints, cold, self._images, own, settings, self._add
         )
         self._host = HostMemory(settings.host_memory, settings.cold_after, cold, self._guests)
-        self.runs = Runs(self.sessions.keys())
+        self.runs = KernelRuns(self.sessions.keys())
         self._remembered = RememberedPreferences(paths.runtime_dir() / "wanted.json")
         observer = StatusObserver(self.audience, self.chronicle)
         self._services = HostServices(
@@ -160,7 +162,7 @@ class Agent:
         name: str,
         request: OpenSession,
         owner: int,
-        room: Room,
+        room: DeviceAllocator,
         state: DeviceState,
         runs_as: Owner | None = None,
     ) -> Session:
@@ -194,7 +196,7 @@ class Agent:
 
         self._tidying_disk = asyncio.create_task(asyncio.to_thread(tidy))
 
-    def adopt(self, deposited: Sequence[Deposited]) -> None:
+    def adopt(self, deposited: Sequence[PersistedSession]) -> None:
         """Recover the sessions of an agent that died; end those that cannot be recovered.
 
         Raises
@@ -218,7 +220,7 @@ class Agent:
                     else:
                         self._deposits.drop(each.session)
 
-    def _adopt(self, deposited: Deposited) -> None:
+    def _adopt(self, deposited: PersistedSession) -> None:
         record = deposited.record
         if record.get("version") != RECORD_VERSION:
             raise ControlError("jupyter_sing was changed meanwhile")
@@ -236,13 +238,13 @@ class Agent:
         session.recover(deposited)
         self.chronicle.became(session, recovered=True)
 
-    def _choose(self, wanted: str | None) -> Room:
+    def _choose(self, wanted: str | None) -> DeviceAllocator:
         """Return the wanted device, or the one with the fewest sessions, then the most memory."""
         if wanted is not None:
             return self.room(wanted)
         return min(self.rooms.values(), key=lambda room: (len(room.tenants), -room.ledger.free))
 
-    def room(self, device: str) -> Room:
+    def room(self, device: str) -> DeviceAllocator:
         """Find a device.
 
         Raises

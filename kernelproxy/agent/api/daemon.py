@@ -19,11 +19,11 @@ from dataclasses import replace
 
 from kernelproxy.agent.api import daemon_log
 from kernelproxy.agent.api.agent import Agent
-from kernelproxy.agent.api.peer_limits import Guests, Modesty
-from kernelproxy.agent.api.request_handlers import Conversations
-from kernelproxy.agent.api.socket_file import LOCK_NAME, LOOK_SECONDS, Door
-from kernelproxy.agent.settings import Settings
-from kernelproxy.agent.supervisor.fdstore import Deposits, Estate, end_workers, take_over
+from kernelproxy.agent.api.peer_limits import LogFilter, PeerLimits
+from kernelproxy.agent.api.request_handlers import RequestHandlers
+from kernelproxy.agent.api.socket_file import LOCK_NAME, LOOK_SECONDS, SocketFile
+from kernelproxy.agent.settings import AgentSettings
+from kernelproxy.agent.supervisor.fdstore import FdStore, Inheritance, end_workers, take_over
 from kernelproxy.agent.workers.crash_policy import is_want
 from kernelproxy.common.errors import ControlError, SingError
 from kernelproxy.common.ipc.channel import Channel
@@ -64,10 +64,10 @@ class Daemon:
     place : Place
     lock : int
         Descriptor of the lock on `place`, which is held.
-    agent_settings : Settings
+    agent_settings : AgentSettings
     command : sequence of str
         See `Keep`.
-    estate : Estate, optional
+    estate : Inheritance, optional
         What the supervisor held for the dead agent that this one replaces.
     arbiter : Arbiter, optional
         See `Agent`.
@@ -77,29 +77,29 @@ class Daemon:
         self,
         place: Place,
         lock: int,
-        agent_settings: Settings,
+        agent_settings: AgentSettings,
         command: Sequence[str],
-        estate: Estate | None,
+        estate: Inheritance | None,
         arbiter: Arbiter | None = None,
     ) -> None:
         self._place, self._settings, self._estate = place, agent_settings, estate
         self._conversing: set[asyncio.Task[None]] = set()
-        self._guests = Guests() if place.system else None
+        self._guests = PeerLimits() if place.system else None
         self._timer: asyncio.TimerHandle | None = None
         # The supervisor holds the last agent's locks, so no other daemon can have taken its GPUs.
         self._claim = claim(configured_devices(), None if estate is None else estate.devices)
         for sentence in self._claim.elsewhere:
             log.warning("%s", sentence)
-        self._door = Door(place, lock, None if estate is None else estate.listener)
+        self._door = SocketFile(place, lock, None if estate is None else estate.listener)
         keep = Keep(list(command), str(place.socket))
-        self._deposits = Deposits(
+        self._deposits = FdStore(
             keep, lock, self._door.listener, self._claim.locks, lambda: self._agent.deposit()
         )
         self._agent = Agent(
             self._claim.devices, agent_settings, self._deposits, self._on_quiet, arbiter
         )
         self._agent.elsewhere = self._claim.elsewhere
-        self._conversations = Conversations(self._agent)
+        self._conversations = RequestHandlers(self._agent)
 
     async def serve(self, ready_fd: int) -> None:
         """Report readiness; serve until the daemon is stopped or has had no session for a while."""
@@ -273,7 +273,7 @@ def run(
     ready_fd: int,
     command: Sequence[str],
     keeper_fd: int,
-    settings: Settings | None = None,
+    settings: AgentSettings | None = None,
     arbiter: Arbiter | None = None,
     place: Place | None = None,
 ) -> int:
@@ -288,7 +288,7 @@ def run(
         Command that starts another agent like this one; the number of `keeper_fd` is appended.
     keeper_fd : int
         The connection to the supervisor that started this agent; -1: this is the first agent.
-    settings : Settings, optional
+    settings : AgentSettings, optional
         By default they are read from the environment.
     arbiter : Arbiter, optional
         See `Agent`.
@@ -308,8 +308,8 @@ def run(
         lock = _lock(place) if estate is None else estate.lock
         if place.system:
             for handler in logging.getLogger().handlers:
-                handler.addFilter(Modesty())
-        settings = replace(settings or Settings.from_environment(), system=place.system)
+                handler.addFilter(LogFilter())
+        settings = replace(settings or AgentSettings.from_environment(), system=place.system)
         asyncio.run(_serve(place, lock, settings, command, estate, arbiter, ready_fd))
     except SingError as error:
         _tell(ready_fd, str(error))
@@ -321,9 +321,9 @@ def run(
 async def _serve(
     place: Place,
     lock: int,
-    settings: Settings,
+    settings: AgentSettings,
     command: Sequence[str],
-    estate: Estate | None,
+    estate: Inheritance | None,
     arbiter: Arbiter | None,
     ready_fd: int,
 ) -> None:

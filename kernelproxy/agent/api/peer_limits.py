@@ -36,7 +36,7 @@ _LINES_PER_SECOND, _LINES_AT_ONCE = 20.0, 1000.0
 log = logging.getLogger(__name__)
 
 
-class Guests:
+class PeerLimits:
     """Admits connections; limits how many each user except root has, and makes per second.
 
     Parameters
@@ -125,7 +125,7 @@ class _User:
         self._tokens, self._at = min(CONNECTS_AT_ONCE, self._tokens + more), now
 
 
-class Modesty(logging.Filter):
+class LogFilter(logging.Filter):
     """Limits the rate of log lines: users cause them, and the log is on root's disk."""
 
     def __init__(self) -> None:

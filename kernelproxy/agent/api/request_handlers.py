@@ -19,12 +19,12 @@ from kernelproxy.agent.api.peer_limits import tame
 from kernelproxy.agent.checkpoint.history import last_of_ended
 from kernelproxy.agent.checkpoint.progress import (
     PROGRESS_SECONDS,
+    CheckpointProgress,
     Note,
-    Underway,
     both,
     with_progress,
 )
-from kernelproxy.agent.checkpoint.retention import Run
+from kernelproxy.agent.checkpoint.retention import KernelRun
 from kernelproxy.agent.status import activity_store, session_status
 from kernelproxy.agent.workers.crash_policy import is_want, pause
 from kernelproxy.common import paths
@@ -92,7 +92,7 @@ WANT_SECONDS_MAX = 8.0
 SETTLE_SECONDS_MAX = 2.0
 
 
-class Conversations:
+class RequestHandlers:
     """Answers the requests of all connections.
 
     Parameters
@@ -229,7 +229,7 @@ class Conversations:
                 return SessionReply(session_status.describe_session(session))
             case LastCheckpoint(name, kernel_id, notebook):
                 if kernel_id or notebook:
-                    run = Run(name, kernel_id, notebook)
+                    run = KernelRun(name, kernel_id, notebook)
                     found = await last_of_ended(run, uid, self._agent.checkpoints, self._agent.runs)
                     return CheckpointReply(found)
                 return CheckpointReply(await self._agent.find(name, uid).history.last())
@@ -289,7 +289,7 @@ class Conversations:
             raise ControlError(why or nothing, "unavailable")
         process, there = why is None, self._agent.sessions.get(request.session)
         mine = there is not None and there.core.owner == uid
-        underway = there.requests.underway if there is not None and mine else Underway()
+        underway = there.requests.underway if there is not None and mine else CheckpointProgress()
         sessions = sum(each.core.owner == uid for each in self._agent.sessions.values())
         with underway.doing("restore", request.name) as far:
 

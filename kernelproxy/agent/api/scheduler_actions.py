@@ -13,7 +13,7 @@ import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.common.errors import ControlError, SingError
 from kernelproxy.common.scheduler_api import Allowance, Arbiter
@@ -21,7 +21,7 @@ from kernelproxy.common.scheduler_api import Allowance, Arbiter
 log = logging.getLogger(__name__)
 
 
-class AgentHands:
+class SchedulerActions:
     """Carries out the scheduler's decisions; see `Hands`.
 
     Parameters
@@ -35,7 +35,10 @@ class AgentHands:
     """
 
     def __init__(
-        self, arbiter: Arbiter, sessions: Mapping[str, Session], rooms: Mapping[str, Room]
+        self,
+        arbiter: Arbiter,
+        sessions: Mapping[str, Session],
+        rooms: Mapping[str, DeviceAllocator],
     ) -> None:
         self._arbiter, self._sessions, self._rooms = arbiter, sessions, rooms
         self._tasks: set[asyncio.Task[None]] = set()

@@ -20,7 +20,7 @@ LOCK_NAME = "agent.lock"
 LOOK_SECONDS = 1.0
 
 
-class Door:
+class SocketFile:
     """The listening socket of a place, and its file.
 
     Parameters

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kernelproxy.agent.checkpoint.catalog import Checkpoints
+from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog
 from kernelproxy.agent.checkpoint.checkpoint_requests import CheckpointRequests
 from kernelproxy.agent.checkpoint.history import CheckpointHistory
 from kernelproxy.agent.checkpoint.retention import surplus
@@ -33,7 +33,7 @@ STORE_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class Rule:
+class AutoCheckpointRule:
     """Rule for when checkpoints are made automatically.
 
     Parameters
@@ -51,7 +51,7 @@ class Rule:
     keep: int = 3
 
     @classmethod
-    def of(cls, request: OpenSession) -> Rule:
+    def of(cls, request: OpenSession) -> AutoCheckpointRule:
         """Return the rule that a session was opened with."""
         keep = max(1, request.checkpoint_keep)
         return cls(request.checkpoint_every, request.checkpoint_cells, keep)
@@ -73,8 +73,8 @@ class AutoCheckpoint:
     kernel : KernelConnection
     requests : CheckpointRequests
     history : CheckpointHistory
-    checkpoints : Checkpoints
-    rule : Rule
+    checkpoints : CheckpointCatalog
+    rule : AutoCheckpointRule
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class AutoCheckpoint:
         kernel: KernelConnection,
         requests: CheckpointRequests,
         history: CheckpointHistory,
-        checkpoints: Checkpoints,
-        rule: Rule,
+        checkpoints: CheckpointCatalog,
+        rule: AutoCheckpointRule,
     ) -> None:
         self.rule = rule
         #: Why the last attempt failed, so that recent work is not saved; "" if it did not fail.
@@ -289,7 +289,7 @@ class AutoCheckpoint:
 
     def recover(self, record: dict[str, Any]) -> None:
         """Recover from the record of an agent that died."""
-        self.rule = Rule(**record["rule"])
+        self.rule = AutoCheckpointRule(**record["rule"])
         self._saved, self._tried = record["saved"], record["tried"]
         self._tried_at, self.problem = record["tried_at"], record["problem"]
 

@@ -23,10 +23,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kernelproxy.agent.checkpoint.open_checkpoints import Openings
+from kernelproxy.agent.checkpoint.open_checkpoints import OpenCheckpoints
 from kernelproxy.agent.checkpoint.progress import Note
-from kernelproxy.agent.checkpoint.retention import Record
-from kernelproxy.agent.process.image_packing import Blobs, Packed
+from kernelproxy.agent.checkpoint.retention import CheckpointOrigin
+from kernelproxy.agent.process.image_packing import Blobs, PackedImages
 from kernelproxy.agent.spill.spill_store import TABLES
 from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.common.errors import ControlError, StoreError
@@ -50,7 +50,7 @@ _READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcnt
 
 
 @dataclass(frozen=True)
-class Host:
+class HostState:
     """A kernel's description of the host state that it hands over.
 
     Parameters
@@ -79,7 +79,7 @@ class Host:
         return _contents(self.files)
 
     @classmethod
-    def parse(cls, raw: dict[str, Any], host_bytes: int, content_bytes: int) -> Host:
+    def parse(cls, raw: dict[str, Any], host_bytes: int, content_bytes: int) -> HostState:
         """Check a description from a kernel against the sizes of its two files.
 
         Raises
@@ -146,7 +146,7 @@ class ProcessSide:
     about: dict[str, Any]
 
 
-class Checkpoints:
+class CheckpointCatalog:
     """The checkpoints of all users of this daemon.
 
     Parameters
@@ -157,9 +157,9 @@ class Checkpoints:
 
     def __init__(self, store: Any) -> None:
         self._store: Any = store
-        self._known: dict[int, dict[str, Record]] = {}
+        self._known: dict[int, dict[str, CheckpointOrigin]] = {}
         self._readers: Counter[tuple[int, str]] = Counter()
-        self._openings = Openings()
+        self._openings = OpenCheckpoints()
 
     def name(self, wanted: str, session: str, how: str = "") -> str:
         """Return the name of a new checkpoint: the wanted one, or one made of session and time."""
@@ -182,7 +182,7 @@ class Checkpoints:
             pass
         return name
 
-    def check_size(self, host: Host) -> None:
+    def check_size(self, host: HostState) -> None:
         """Refuse a host state whose declared size exceeds the limit of the store.
 
         Raises
@@ -199,10 +199,10 @@ class Checkpoints:
 
     # ---------------------------------------------------------------- their origins
 
-    async def records(self, owner: int) -> list[Record]:
+    async def records(self, owner: int) -> list[CheckpointOrigin]:
         """Return the origins of a user's readable checkpoints; raises StoreError."""
 
-        def work() -> list[Record]:
+        def work() -> list[CheckpointOrigin]:
             store, found = self._opened(), []
             for user, name in store.names():
                 if user == _OWNER.format(owner):
@@ -220,7 +220,7 @@ class Checkpoints:
             with contextlib.suppress(StoreError, OSError):  # a caller that needs it gets the error
                 await self.records(owner)
 
-    def known(self, owner: int) -> list[Record]:
+    def known(self, owner: int) -> list[CheckpointOrigin]:
         """Return the origins as last read, updated by what was made and deleted here since."""
         return list(self._known.get(owner, {}).values())
 
@@ -234,7 +234,7 @@ class Checkpoints:
         self,
         owner: int,
         label: Label,
-        host: Host,
+        host: HostState,
         fds: Sequence[int],
         device: DeviceSide,
         process: ProcessSide | None,
@@ -292,7 +292,9 @@ class Checkpoints:
             with contextlib.ExitStack() as stack:
                 packed = None
                 if process is not None:
-                    packed = stack.enter_context(contextlib.closing(Packed(process.directory)))
+                    packed = stack.enter_context(
+                        contextlib.closing(PackedImages(process.directory))
+                    )
                 images: Blobs = {}
                 if packed is not None:
                     to_compare = packed.work(device.checkpoint)
@@ -365,7 +367,7 @@ class Checkpoints:
         process : bool
             True if its process will be restored: then only its files are read.
         sessions : int
-            Number of sessions of its owner; see `Openings` for what that bounds.
+            Number of sessions of its owner; see `OpenCheckpoints` for what that bounds.
 
         Returns
         -------
@@ -513,9 +515,9 @@ def created_text(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def _record(manifest: Manifest) -> Record:
+def _record(manifest: Manifest) -> CheckpointOrigin:
     about = manifest.label.meta
-    return Record(
+    return CheckpointOrigin(
         manifest.label.name,
         manifest.created,
         about["automatic"],

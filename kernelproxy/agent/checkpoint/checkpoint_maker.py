@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from kernelproxy.agent.checkpoint.auto_checkpoint import AutoCheckpoint
-from kernelproxy.agent.checkpoint.catalog import Checkpoints, DeviceSide, Host, ProcessSide
+from kernelproxy.agent.checkpoint.catalog import (
+    CheckpointCatalog,
+    DeviceSide,
+    HostState,
+    ProcessSide,
+)
 from kernelproxy.agent.checkpoint.checkpoint_requests import CheckpointRequests
 from kernelproxy.agent.checkpoint.process_saver import USED_MEANWHILE, ProcessSaver
 from kernelproxy.agent.checkpoint.progress import PROGRESS_SECONDS, Note, both, with_progress
@@ -50,7 +55,7 @@ class CheckpointMaker:
     state : DeviceState
     memory : MemoryRequests
     saver : ProcessSaver
-    checkpoints : Checkpoints
+    checkpoints : CheckpointCatalog
     requests : CheckpointRequests
     automatic : AutoCheckpoint
     """
@@ -61,7 +66,7 @@ class CheckpointMaker:
         state: DeviceState,
         memory: MemoryRequests,
         saver: ProcessSaver,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointCatalog,
         requests: CheckpointRequests,
         automatic: AutoCheckpoint,
     ) -> None:
@@ -100,7 +105,7 @@ class CheckpointMaker:
         self._newest = name, outcome
         try:
             sizes = [os.fstat(fd).st_size for fd in fds]
-            host = Host.parse(request.host or {}, *sizes)
+            host = HostState.parse(request.host or {}, *sizes)
             if self._core.shared:
                 self._checkpoints.check_size(host)
             async with self._core.exclusive():
@@ -148,7 +153,7 @@ class CheckpointMaker:
         return cast("CheckpointView", outcome.result())
 
     async def _make(
-        self, name: str, request: Checkpoint, host: Host, fds: Sequence[int], channel: Channel
+        self, name: str, request: Checkpoint, host: HostState, fds: Sequence[int], channel: Channel
     ) -> CheckpointView:
         core, state, saver, cancel = self._core, self._state, self._saver, Cancel()
         core.check_usable()
@@ -188,7 +193,7 @@ class CheckpointMaker:
         self,
         name: str,
         request: Checkpoint,
-        host: Host,
+        host: HostState,
         fds: Sequence[int],
         channel: Channel,
         process: ProcessSide | None,

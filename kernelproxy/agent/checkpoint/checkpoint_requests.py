@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from kernelproxy.agent.checkpoint.catalog import Checkpoints
+from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog
 from kernelproxy.agent.checkpoint.history import CheckpointHistory
-from kernelproxy.agent.checkpoint.progress import Underway, with_progress
+from kernelproxy.agent.checkpoint.progress import CheckpointProgress, with_progress
 from kernelproxy.agent.process.hibernation import Hibernation
 from kernelproxy.agent.session.core import Inhibitor, SessionCore
 from kernelproxy.agent.session.kernel_connection import KernelConnection
@@ -30,7 +30,7 @@ class CheckpointRequests:
     core : SessionCore
     kernel : KernelConnection
     hibernation : Hibernation
-    checkpoints : Checkpoints
+    checkpoints : CheckpointCatalog
     history : CheckpointHistory
     """
 
@@ -39,14 +39,14 @@ class CheckpointRequests:
         core: SessionCore,
         kernel: KernelConnection,
         hibernation: Hibernation,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointCatalog,
         history: CheckpointHistory,
     ) -> None:
         self._core, self._kernel, self._hibernation = core, kernel, hibernation
         self._checkpoints, self._history = checkpoints, history
         self._asked: dict[tuple[str, str], asyncio.Future[Mapping[str, Any]]] = {}
         #: Checkpoints that are being stored, or read, for the session.
-        self.underway = Underway(core.changed)
+        self.underway = CheckpointProgress(core.changed)
         self._askers: Counter[tuple[str, str]] = Counter()  # number of waiters of each request
         self._withdrawing: asyncio.Task[None] | None = None
         core.inhibitors[Inhibitor.CHECKPOINT_REQUEST] = lambda: self.pending

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from kernelproxy.agent.checkpoint.catalog import Checkpoints, created_text
-from kernelproxy.agent.checkpoint.retention import Last, Record, Run, last, of_notebook
+from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog, created_text
+from kernelproxy.agent.checkpoint.retention import (
+    CheckpointOrigin,
+    KernelRun,
+    LastCheckpointFound,
+    last,
+    of_notebook,
+)
 from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol.views import CheckpointView, LastCheckpointView
@@ -14,7 +20,7 @@ from kernelproxy.common.protocol.views import CheckpointView, LastCheckpointView
 _DEATHS_MAX = 1000
 
 
-class Runs:
+class KernelRuns:
     """The runs of kernels that this daemon has seen.
 
     Parameters
@@ -42,14 +48,14 @@ class Runs:
 
 
 async def last_of_ended(
-    run: Run, owner: int, checkpoints: Checkpoints, runs: Runs
+    run: KernelRun, owner: int, checkpoints: CheckpointCatalog, runs: KernelRuns
 ) -> CheckpointView:
     """Find the checkpoint to restore of a run that has ended, also of an earlier daemon's run.
 
     Returns
     -------
     dict
-        Its entry, as in `Checkpoints.all`.
+        Its entry, as in `CheckpointCatalog.all`.
 
     Raises
     ------
@@ -70,13 +76,13 @@ class CheckpointHistory:
     Parameters
     ----------
     core : SessionCore
-    checkpoints : Checkpoints
-    runs : Runs
+    checkpoints : CheckpointCatalog
+    runs : KernelRuns
     """
 
-    def __init__(self, core: SessionCore, checkpoints: Checkpoints, runs: Runs) -> None:
+    def __init__(self, core: SessionCore, checkpoints: CheckpointCatalog, runs: KernelRuns) -> None:
         self._core, self._checkpoints, self._runs = core, checkpoints, runs
-        self._run = Run(core.id, core.kernel_id, core.notebook)
+        self._run = KernelRun(core.id, core.kernel_id, core.notebook)
         #: See `retention.last`.
         self.fresh = True
 
@@ -86,12 +92,12 @@ class CheckpointHistory:
             self.fresh = False
             self._core.persist()
 
-    async def mine(self) -> list[Record]:
+    async def mine(self) -> list[CheckpointOrigin]:
         """Return the notebook's checkpoints, the oldest first; raises StoreError."""
         return self._choose(await self._checkpoints.records(self._core.owner))
 
     async def last(self) -> CheckpointView:
-        """Return the checkpoint to restore, as in `Checkpoints.all`.
+        """Return the checkpoint to restore, as in `CheckpointCatalog.all`.
 
         Raises
         ------
@@ -120,8 +126,8 @@ class CheckpointHistory:
             "died": found.died,
         }
 
-    def _choose(self, found: Collection[Record]) -> list[Record]:
+    def _choose(self, found: Collection[CheckpointOrigin]) -> list[CheckpointOrigin]:
         return of_notebook(found, self._run, self._runs.live)
 
-    def _last(self, mine: Collection[Record]) -> Last | None:
+    def _last(self, mine: Collection[CheckpointOrigin]) -> LastCheckpointFound | None:
         return last(mine, self._run.id, self._runs.died, fresh=self.fresh)

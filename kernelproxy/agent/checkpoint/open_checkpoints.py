@@ -29,7 +29,7 @@ Read = Callable[[Note], tuple[CheckpointOpened, list[int]]]
 
 
 @dataclass(eq=False)
-class Opening:
+class OpenedCheckpoint:
     """One checkpoint that is being read, or is open.
 
     Parameters
@@ -59,11 +59,11 @@ class Opening:
         return any(_in_use(fd) for fd in self.reading.result()[1])
 
 
-class Openings:
+class OpenCheckpoints:
     """The open checkpoints of all users."""
 
     def __init__(self) -> None:
-        self._open: list[Opening] = []
+        self._open: list[OpenedCheckpoint] = []
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(
@@ -87,7 +87,7 @@ class Openings:
         note : callable
             Called with the bytes read and in total, in any thread.
         process : bool
-            As in `Opening`.
+            As in `OpenedCheckpoint`.
         sessions : int
             Number of sessions of its owner.
 
@@ -104,7 +104,7 @@ class Openings:
             What `read` raises.
         """
         found = self._find(owner, manifest, process) or self._begin(
-            Opening(owner, manifest, process), read, sessions
+            OpenedCheckpoint(owner, manifest, process), read, sessions
         )
         found.waiting.append(note)
         try:
@@ -113,13 +113,13 @@ class Openings:
         finally:
             found.waiting.remove(note)
 
-    def _find(self, owner: int, manifest: Manifest, process: bool) -> Opening | None:
+    def _find(self, owner: int, manifest: Manifest, process: bool) -> OpenedCheckpoint | None:
         for each in self._open:
             if (each.owner, each.process, each.manifest) == (owner, process, manifest):
                 return each
         return None
 
-    def _begin(self, opening: Opening, read: Read, sessions: int) -> Opening:
+    def _begin(self, opening: OpenedCheckpoint, read: Read, sessions: int) -> OpenedCheckpoint:
         self._release()
         most = SPARE + sessions
         if sum(each.owner == opening.owner for each in self._open) >= most:
@@ -133,7 +133,7 @@ class Openings:
         self._look_later()
         return opening
 
-    def _ended(self, opening: Opening, task: asyncio.Task[object]) -> None:
+    def _ended(self, opening: OpenedCheckpoint, task: asyncio.Task[object]) -> None:
         """Drop a checkpoint that could not be read; the waiters get the exception of the task."""
         if task.cancelled() or task.exception() is not None:
             self._open.remove(opening)

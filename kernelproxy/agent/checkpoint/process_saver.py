@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from kernelproxy.agent.checkpoint.catalog import ProcessSide
-from kernelproxy.agent.process.image_dirs import ImageDirectories
+from kernelproxy.agent.process.image_dirs import ImageDirs
 from kernelproxy.agent.process.process_dump import dump
 from kernelproxy.agent.process.process_manager import GONE, NOT_SHARED, ProcessManagerSlot
 from kernelproxy.agent.session.core import SessionCore
@@ -32,7 +32,7 @@ class ProcessSaver:
     state : DeviceState
     kernel : KernelConnection
     managers : ProcessManagerSlot
-    images : ImageDirectories
+    images : ImageDirs
         Where processes are dumped.
     """
 
@@ -42,7 +42,7 @@ class ProcessSaver:
         state: DeviceState,
         kernel: KernelConnection,
         managers: ProcessManagerSlot,
-        images: ImageDirectories,
+        images: ImageDirs,
     ) -> None:
         self._core, self._state, self._kernel = core, state, kernel
         self._managers, self._images = managers, images

@@ -29,7 +29,7 @@ def both(one: Note, other: Note) -> Note:
     return note
 
 
-class Underway:
+class CheckpointProgress:
     """The checkpoints that are being stored or read for one session.
 
     Parameters

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Record:
+class CheckpointOrigin:
     """The origin of a checkpoint, from its manifest.
 
     Parameters
@@ -32,13 +32,13 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Run:
+class KernelRun:
     """A run of a kernel.
 
     Parameters
     ----------
     id, kernel_id, notebook : str
-        See `Record`.
+        See `CheckpointOrigin`.
     """
 
     id: str
@@ -47,24 +47,26 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Last:
+class LastCheckpointFound:
     """The checkpoint that restores a notebook.
 
     Parameters
     ----------
-    record : Record
+    record : CheckpointOrigin
     earlier : bool
         True if it is of an earlier run of the notebook's kernel.
     died : bool
         True if that run is known to have ended unexpectedly.
     """
 
-    record: Record
+    record: CheckpointOrigin
     earlier: bool
     died: bool
 
 
-def of_notebook(found: Iterable[Record], run: Run, live: Collection[str]) -> list[Record]:
+def of_notebook(
+    found: Iterable[CheckpointOrigin], run: KernelRun, live: Collection[str]
+) -> list[CheckpointOrigin]:
     """Return the checkpoints of a run's notebook, the oldest first.
 
     A restarted kernel keeps its id, and a notebook keeps its path when it gets another kernel; two
@@ -86,7 +88,7 @@ def of_notebook(found: Iterable[Record], run: Run, live: Collection[str]) -> lis
     return sorted(mine, key=lambda each: (each.created, each.name))
 
 
-def surplus(mine: Iterable[Record], run: str, keep: int) -> list[str]:
+def surplus(mine: Iterable[CheckpointOrigin], run: str, keep: int) -> list[str]:
     """Return the automatic checkpoints of a notebook that are no longer needed.
 
     The newest ones of the current run of its kernel are kept, and the newest one of each of the
@@ -94,7 +96,7 @@ def surplus(mine: Iterable[Record], run: str, keep: int) -> list[str]:
 
     Parameters
     ----------
-    mine : iterable of Record
+    mine : iterable of CheckpointOrigin
         Checkpoints of the notebook, the oldest first.
     run : str
         The current run.
@@ -113,12 +115,14 @@ def surplus(mine: Iterable[Record], run: str, keep: int) -> list[str]:
     return [each.name for each in automatic if each not in kept]
 
 
-def last(mine: Iterable[Record], run: str, died: Collection[str], *, fresh: bool) -> Last | None:
+def last(
+    mine: Iterable[CheckpointOrigin], run: str, died: Collection[str], *, fresh: bool
+) -> LastCheckpointFound | None:
     """Return the checkpoint that restores a notebook; None if there is none.
 
     Parameters
     ----------
-    mine : iterable of Record
+    mine : iterable of CheckpointOrigin
         Checkpoints of the notebook, the oldest first.
     run : str
         The current run.
@@ -133,4 +137,4 @@ def last(mine: Iterable[Record], run: str, died: Collection[str], *, fresh: bool
         return None
     earlier = [each for each in newest if each.run != run]
     chosen = earlier[-1] if fresh and earlier and earlier[-1].run in died else newest[-1]
-    return Last(chosen, chosen.run != run, chosen.run in died)
+    return LastCheckpointFound(chosen, chosen.run != run, chosen.run in died)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from kernelproxy.agent.devices.device_allocator import Room, Tenant
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator, Tenant
 from kernelproxy.agent.devices.usage_history import AFTER_SECONDS, LATELY_SECONDS
 from kernelproxy.common.protocol.views import SharedView
 
@@ -21,13 +21,15 @@ SETTLED_SECONDS = 10.0
 _STEP = 0.05
 
 
-def shared(session: Tenant, rooms: Sequence[Room], now: float | None = None) -> SharedView | None:
+def shared(
+    session: Tenant, rooms: Sequence[DeviceAllocator], now: float | None = None
+) -> SharedView | None:
     """Return with which sessions a session takes turns; None if it or all others take none.
 
     Parameters
     ----------
     session : Tenant
-    rooms : sequence of Room
+    rooms : sequence of DeviceAllocator
         All devices.
     now : float, optional
         Seconds of the monotonic clock.
@@ -64,7 +66,7 @@ def shared(session: Tenant, rooms: Sequence[Room], now: float | None = None) -> 
     }
 
 
-def _first(name: str, here: Sequence[Room], now: float) -> float:
+def _first(name: str, here: Sequence[DeviceAllocator], now: float) -> float:
     """Return when the first recent turn of a session began; -inf if it still waits for one."""
     first = min(room.history.first(name, now) for room in here)
     return first if first <= now else -math.inf
@@ -77,7 +79,7 @@ def known_as(session: Tenant, other: Tenant | None) -> str:
     return other.name if other.owner == session.owner else other.user
 
 
-def _takes_turns(other: Tenant, room: Room, now: float) -> bool:
+def _takes_turns(other: Tenant, room: DeviceAllocator, now: float) -> bool:
     if room.history.since(other.id, now) <= AFTER_SECONDS:
         return True
     # A session that waits for a device belongs to it until it gets another one.

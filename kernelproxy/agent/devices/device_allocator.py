@@ -17,8 +17,8 @@ from collections import deque
 from enum import Enum
 from typing import Protocol
 
-from kernelproxy.agent.devices.memory_grants import Ledger, Neighbour, plan_room
-from kernelproxy.agent.devices.usage_history import History
+from kernelproxy.agent.devices.memory_grants import GrantTable, Neighbour, plan_room
+from kernelproxy.agent.devices.usage_history import UsageHistory
 from kernelproxy.common.readable import device_name
 from kernelproxy.common.units import bytes_text
 from kernelproxy.devices import Device
@@ -29,7 +29,7 @@ from kernelproxy.devices import Device
 LOOK_SECONDS = 0.2
 
 
-class Answer(Enum):
+class GrantAnswer(Enum):
     """Outcome of a request for memory."""
 
     GRANTED = "granted"
@@ -89,7 +89,7 @@ class Tenant(Protocol):
         """Make it reconcile."""
 
 
-class Room:
+class DeviceAllocator:
     """The memory of one device and the queue for it.
 
     Parameters
@@ -101,22 +101,22 @@ class Room:
 
     def __init__(self, device: Device, step: int) -> None:
         self.device = device
-        self.ledger = Ledger(device.memory_total, step)
+        self.ledger = GrantTable(device.memory_total, step)
         self.tenants: dict[str, Tenant] = {}
         #: All devices, including this one.
-        self.rooms: list[Room] = [self]
+        self.rooms: list[DeviceAllocator] = [self]
         self.queue: deque[Tenant] = deque()
         #: Ids of the sessions that may execute here, and the time since when it is these.
         self.lessees: dict[str, None] = {}
         self.lessees_since = time.monotonic()
-        self.history = History()
+        self.history = UsageHistory()
         self._lock = asyncio.Lock()
         self._busy = 0  # number of holders and waiters of the lock
         self._behind: list[Tenant] = []  # they reconcile when the lock is released
         self._asking: dict[str, list[Tenant]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def reserve(self, tenant: Tenant, need: int, *, queued: bool) -> Answer:
+    async def reserve(self, tenant: Tenant, need: int, *, queued: bool) -> GrantAnswer:
         """Give a session a grant of at least `need` bytes; make room if necessary.
 
         Parameters
@@ -131,13 +131,13 @@ class Room:
 
         Returns
         -------
-        Answer
+        GrantAnswer
             If it is not granted, no neighbour was disturbed in vain, except where one began to
             work while it was being suspended.
         """
         if self._busy and not queued:
             self._behind.append(tenant)
-            return Answer.LATER
+            return GrantAnswer.LATER
         self._busy += 1
         try:
             async with self._lock:
@@ -147,19 +147,19 @@ class Room:
             behind, self._behind = self._behind, []
             for each in behind:
                 each.look()
-        if answer is Answer.GRANTED:
+        if answer is GrantAnswer.GRANTED:
             self.leave_queue(tenant)
         return answer
 
-    async def _reserve(self, tenant: Tenant, need: int, queued: bool) -> Answer:
+    async def _reserve(self, tenant: Tenant, need: int, queued: bool) -> GrantAnswer:
         first = not self.queue or self.queue[0] is tenant
         if queued and not first and self.ledger.of(tenant.id) < need:
-            return Answer.DENIED
+            return GrantAnswer.DENIED
         tried: set[str] = set()
         while short := self.ledger.short(tenant.id, need):
             plan = plan_room(short, self._neighbours(tenant, tried))
             if plan is None:
-                return Answer.DENIED if queued else self._refuse(tenant)
+                return GrantAnswer.DENIED if queued else self._refuse(tenant)
             for name, grant in plan.cut.items():
                 if not self.tenants[name].cut_grant(grant):
                     tried.add(name)
@@ -170,7 +170,7 @@ class Room:
                     break  # plan again without it
         most = max(need, tenant.memory_limit)
         self.ledger.hold(tenant.id, min(self.ledger.rounded(tenant.id, need), most))
-        return Answer.GRANTED
+        return GrantAnswer.GRANTED
 
     def used_elsewhere(self, tenant: Tenant) -> int:
         """Return the bytes of all devices that other sessions of the same user use."""
@@ -197,11 +197,11 @@ class Room:
         found = [each.stuck for each in self.tenants.values() if each is not tenant and each.stuck]
         return f"Waiting for {device_name(self.device.id)}. {found[0]}" if found else ""
 
-    def _refuse(self, tenant: Tenant) -> Answer:
+    def _refuse(self, tenant: Tenant) -> GrantAnswer:
         undecided = [each for each in self.tenants.values() if each.undecided]
         for each in undecided:
             self._asking.setdefault(each.id, []).append(tenant)
-        return Answer.LATER if undecided else Answer.DENIED
+        return GrantAnswer.LATER if undecided else GrantAnswer.DENIED
 
     def decided(self, tenant: Tenant) -> None:
         """Make the sessions reconcile that wait for a tenant's lock, which is free now."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from kernelproxy.common.errors import InternalError
 
 
-class Ledger:
+class GrantTable:
     """The grants of one device, in bytes.
 
     Parameters
@@ -87,14 +87,14 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Room:
+class GrantPlan:
     """Plan to make room: grants to cut to a new size, and sessions to suspend, in order."""
 
     cut: dict[str, int] = field(default_factory=dict)
     suspend: list[str] = field(default_factory=list)
 
 
-def plan_room(short: int, neighbours: Sequence[Neighbour]) -> Room | None:
+def plan_room(short: int, neighbours: Sequence[Neighbour]) -> GrantPlan | None:
     """Return the way to free `short` bytes that disturbs other sessions least.
 
     Unused grants are cut first, the largest first, because that costs no session anything. Then
@@ -102,11 +102,11 @@ def plan_room(short: int, neighbours: Sequence[Neighbour]) -> Room | None:
 
     Returns
     -------
-    Room or None
+    GrantPlan or None
         None if there is no way: then no session should be disturbed.
     """
     if short <= 0:
-        return Room()
+        return GrantPlan()
     kept = {each.session: min(each.granted, each.used) for each in neighbours}
     unused = {each.session: each.granted - kept[each.session] for each in neighbours}
     idle = {each.session: each.idle_since for each in neighbours if each.idle_since is not None}
@@ -131,4 +131,4 @@ def plan_room(short: int, neighbours: Sequence[Neighbour]) -> Room | None:
         if missing > 0 and unused[name] and name not in suspend:
             cut[name] = kept[name]
             missing -= unused[name]
-    return Room(cut, suspend)
+    return GrantPlan(cut, suspend)

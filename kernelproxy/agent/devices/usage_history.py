@@ -14,7 +14,7 @@ LATELY_SECONDS = 20.0
 AFTER_SECONDS = 3.0
 
 
-class History:
+class UsageHistory:
     """The turns on one device, as far back as shares are counted; all times are in seconds."""
 
     def __init__(self) -> None:

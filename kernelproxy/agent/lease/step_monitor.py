@@ -15,7 +15,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.scheduler_api import Arbiter
@@ -65,7 +65,7 @@ class StepMonitor:
         self._core, self._state, self._arbiter = core, state, arbiter
         #: As last observed; None if nothing repeats.
         self.step: MeasuredStep | None = None
-        self._room: Room | None = None
+        self._room: DeviceAllocator | None = None
         self._polling: asyncio.Task[None] | None = None
         self._backlog: int | None = None  # end of the backlog, until that is executed
         self._since = 0.0  # when the backlog was executed

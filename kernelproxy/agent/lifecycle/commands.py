@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.process.hibernation import Hibernation
 from kernelproxy.agent.residency.migrate import Migrator
 from kernelproxy.agent.residency.restore import Restorer
@@ -21,7 +21,7 @@ from kernelproxy.agent.session import reasons
 from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.agent.session.demand import WorkerDemand
 from kernelproxy.agent.session.states import State
-from kernelproxy.agent.session.suspend_hold import Hold
+from kernelproxy.agent.session.suspend_hold import SuspendHold
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.errors import ControlError, InternalError, WorkerError
 from kernelproxy.common.protocol.views import SessionView
@@ -65,7 +65,9 @@ class Commands:
         self._waiting: set[asyncio.Task[Any] | None] = set()  # that only wait: Note [Withdrawing]
         self._withdrawn: set[asyncio.Task[Any] | None] = set()
         self._resuming = 0  # number of `resume` commands that wait for a lease
-        self._held: tuple[Hold, str] | None = None  # the hold that these ended, with its reason
+        self._held: tuple[SuspendHold, str] | None = (
+            None  # the hold that these ended, with its reason
+        )
 
     async def suspend(self, why: str, uid: int, *, by_kernel: bool) -> SessionView:
         """Suspend it on request, whatever it does; return when its worker is gone.
@@ -145,7 +147,7 @@ class Commands:
             if not self._resuming:
                 self._held = None
 
-    async def _hold_again(self, hold: Hold, reason: str) -> None:
+    async def _hold_again(self, hold: SuspendHold, reason: str) -> None:
         """Restore the hold that `resume` ended, if the session still waits for a lease."""
         core = self._core
         with contextlib.suppress(InternalError):  # then the session has failed, with a reason
@@ -155,14 +157,16 @@ class Commands:
                     self._restorer.stand_back()
                     self._suspender.suspended(reason)
 
-    async def migrate(self, room: Room, check: Callable[[], None] = lambda: None) -> SessionView:
+    async def migrate(
+        self, room: DeviceAllocator, check: Callable[[], None] = lambda: None
+    ) -> SessionView:
         """Migrate it to another device while it continues to work; return when it is there.
 
         `check`: see `Migrator.migrate`.
         """
         return await self._as_command(self._migrate(room, check))
 
-    async def _migrate(self, room: Room, check: Callable[[], None]) -> SessionView:
+    async def _migrate(self, room: DeviceAllocator, check: Callable[[], None]) -> SessionView:
         core = self._core
         self._state.hurry()
         async with self._begun():

@@ -22,15 +22,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kernelproxy.agent.checkpoint.catalog import PAGES, Checkpoints
+from kernelproxy.agent.checkpoint.catalog import PAGES, CheckpointCatalog
 from kernelproxy.agent.checkpoint.progress import Note, both
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lifecycle.session import Session
-from kernelproxy.agent.process.image_dirs import ImageDirectories
+from kernelproxy.agent.process.image_dirs import ImageDirs
 from kernelproxy.agent.process.image_packing import holds_process, unpack
 from kernelproxy.agent.process.process_manager import GONE, NOT_SHARED, ProcessManagerConnection
-from kernelproxy.agent.settings import Settings
-from kernelproxy.agent.spill.spill_store import TABLES, ColdStates
+from kernelproxy.agent.settings import AgentSettings
+from kernelproxy.agent.spill.spill_store import TABLES, SpillStore
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.agent.workers.zygotes import Zygotes
@@ -64,7 +64,7 @@ REPLACE_SECONDS = 86_400.0
 #: Time limit for the kernel to report the outcome of a restore that was requested from outside.
 CARRIED_SECONDS = 30.0
 
-Add = Callable[[str, OpenSession, int, Room, DeviceState], Session]
+Add = Callable[[str, OpenSession, int, DeviceAllocator, DeviceState], Session]
 
 
 class KernelReplacement:
@@ -72,22 +72,22 @@ class KernelReplacement:
 
     Parameters
     ----------
-    checkpoints : Checkpoints
-    cold : ColdStates
-    directories : ImageDirectories
+    checkpoints : CheckpointCatalog
+    cold : SpillStore
+    directories : ImageDirs
     zygotes : Zygotes
-    settings : Settings
+    settings : AgentSettings
     add : callable
         Makes a session: its id, request, owner, room and state.
     """
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
-        cold: ColdStates,
-        directories: ImageDirectories,
+        checkpoints: CheckpointCatalog,
+        cold: SpillStore,
+        directories: ImageDirs,
         zygotes: Zygotes,
-        settings: Settings,
+        settings: AgentSettings,
         add: Add,
     ) -> None:
         self._checkpoints, self._cold, self._directories = checkpoints, cold, directories

@@ -15,17 +15,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
-from kernelproxy.agent.checkpoint.auto_checkpoint import AutoCheckpoint, Rule
-from kernelproxy.agent.checkpoint.catalog import Checkpoints
+from kernelproxy.agent.checkpoint.auto_checkpoint import AutoCheckpoint, AutoCheckpointRule
+from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog
 from kernelproxy.agent.checkpoint.checkpoint_maker import CheckpointMaker
 from kernelproxy.agent.checkpoint.checkpoint_requests import CheckpointRequests
-from kernelproxy.agent.checkpoint.history import CheckpointHistory, Runs
+from kernelproxy.agent.checkpoint.history import CheckpointHistory, KernelRuns
 from kernelproxy.agent.checkpoint.process_saver import ProcessSaver
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.lifecycle.commands import Commands
 from kernelproxy.agent.process.hibernation import Hibernation
-from kernelproxy.agent.process.image_dirs import ImageDirectories
+from kernelproxy.agent.process.image_dirs import ImageDirs
 from kernelproxy.agent.process.process_manager import ProcessManagerSlot
 from kernelproxy.agent.residency.denial import Denial
 from kernelproxy.agent.residency.memory_requests import MemoryRequests
@@ -44,12 +44,12 @@ from kernelproxy.agent.session.idle_timer import IdleTimer, waits
 from kernelproxy.agent.session.kernel_connection import KernelConnection
 from kernelproxy.agent.session.preferences import Preferences
 from kernelproxy.agent.session.states import State
-from kernelproxy.agent.session.suspend_hold import Hold
-from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.session.suspend_hold import SuspendHold
+from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.spill.host_memory import HostMemory
 from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.agent.state.snapshot_scheduler import Upkeep
-from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, Deposited, Deposits
+from kernelproxy.agent.state.snapshot_scheduler import SnapshotScheduler
+from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, FdStore, PersistedSession
 from kernelproxy.agent.workers.worker import Worker
 from kernelproxy.agent.workers.zygotes import Zygotes
 from kernelproxy.common.errors import ControlError, InternalError
@@ -89,22 +89,22 @@ class HostServices:
 
     Parameters
     ----------
-    settings : Settings
+    settings : AgentSettings
     host : HostMemory
-    checkpoints : Checkpoints
-    images : ImageDirectories
-    runs : Runs
-    deposits : Deposits
+    checkpoints : CheckpointCatalog
+    images : ImageDirs
+    runs : KernelRuns
+    deposits : FdStore
     arbiter : Arbiter
     observer : SessionObserver
     """
 
-    settings: Settings
+    settings: AgentSettings
     host: HostMemory
-    checkpoints: Checkpoints
-    images: ImageDirectories
-    runs: Runs
-    deposits: Deposits
+    checkpoints: CheckpointCatalog
+    images: ImageDirs
+    runs: KernelRuns
+    deposits: FdStore
     arbiter: Arbiter
     observer: SessionObserver
 
@@ -115,7 +115,7 @@ class Session:
     Parameters
     ----------
     identity : Identity
-    room : Room
+    room : DeviceAllocator
         Its device.
     state : DeviceState
         The session takes ownership.
@@ -128,7 +128,7 @@ class Session:
     def __init__(
         self,
         identity: Identity,
-        room: Room,
+        room: DeviceAllocator,
         state: DeviceState,
         zygotes: Zygotes,
         services: HostServices,
@@ -145,7 +145,7 @@ class Session:
         timeouts = waits(request, services.settings, self.allowance)
         self.idle = idle = IdleTimer(core, state, timeouts)
         self.kernel = kernel = KernelConnection(core, state, idle, zygotes, self)
-        self.upkeep = upkeep = Upkeep(
+        self.upkeep = upkeep = SnapshotScheduler(
             state, services.settings.log_budget, host.has, core.request_reconcile
         )
         self.lease = lease = DeviceLease(core, state, demand, idle, arbiter)
@@ -176,7 +176,13 @@ class Session:
             core, kernel, self.hibernation, checkpoints, self.history
         )
         self.automatic = AutoCheckpoint(
-            core, state, kernel, self.requests, self.history, checkpoints, Rule.of(request)
+            core,
+            state,
+            kernel,
+            self.requests,
+            self.history,
+            checkpoints,
+            AutoCheckpointRule.of(request),
         )
         saver = ProcessSaver(core, state, kernel, self.managers, services.images)
         self.maker = CheckpointMaker(
@@ -366,9 +372,11 @@ class Session:
             "wanted": self.preferences.record(),
             "denied": self.denial.why,
         }
-        self._services.deposits.put(Deposited(self.id, record, [*fds, *kernel_fds, *manager_fds]))
+        self._services.deposits.put(
+            PersistedSession(self.id, record, [*fds, *kernel_fds, *manager_fds])
+        )
 
-    def recover(self, deposited: Deposited) -> None:
+    def recover(self, deposited: PersistedSession) -> None:
         """Recover the session of an agent that died.
 
         Raises
@@ -391,7 +399,7 @@ class Session:
         self.hibernation.recover(record["hibernation"], deposited.take("tender"))
         asleep = self.hibernation.asleep
         self.kernel.recover(record["kernel"], deposited.take("watched"), asleep=asleep)
-        self.demand.hold = Hold(**record["hold"]) if record["hold"] else None
+        self.demand.hold = SuspendHold(**record["hold"]) if record["hold"] else None
         self.automatic.recover(record["automatic"])
         self.history.fresh = record["fresh"]
         if failed or was is State.SUSPENDED:

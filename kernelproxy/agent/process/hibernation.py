@@ -24,7 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from kernelproxy.agent.process.image_dirs import COMPLETE, ImageDirectories
+from kernelproxy.agent.process.image_dirs import COMPLETE, ImageDirs
 from kernelproxy.agent.process.process_dump import dump
 from kernelproxy.agent.process.process_manager import (
     GONE,
@@ -59,7 +59,7 @@ _FORBIDDEN_BY = (Inhibitor.PIN, Inhibitor.CHECKPOINT_REQUEST, Inhibitor.AUTO_CHE
 REASON = "Hibernated on disk. Resumes when you open the notebook or run a cell."
 
 
-class Stage(StrEnum):
+class HibernationStage(StrEnum):
     """Stages of a process on its way to disk and back."""
 
     DUMPING = "dumping"
@@ -80,7 +80,7 @@ class Hibernation:
     spiller : Spiller
     idle : IdleTimer
         Its ``hibernate_after`` says when.
-    directories : ImageDirectories
+    directories : ImageDirs
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class Hibernation:
         suspender: Suspender,
         spiller: Spiller,
         idle: IdleTimer,
-        directories: ImageDirectories,
+        directories: ImageDirs,
     ) -> None:
-        self.stage: Stage | None = None
+        self.stage: HibernationStage | None = None
         #: Directory of the images, from `dumping` on.
         self.directory: Path | None = None
         self._core, self._state, self._kernel, self._managers = core, state, kernel, managers
@@ -115,7 +115,7 @@ class Hibernation:
     @property
     def asleep(self) -> bool:
         """True if there is no process, or might be none."""
-        return self.stage in (Stage.ASLEEP, Stage.REVIVING)
+        return self.stage in (HibernationStage.ASLEEP, HibernationStage.REVIVING)
 
     # ---------------------------------------------------------------- when
 
@@ -213,7 +213,7 @@ class Hibernation:
                 if self.stage is None:
                     self._spawn(self._let_through())
                     return getattr(error, "reason", "") != "busy"
-            if self.stage is Stage.ASLEEP and not self._knocked:
+            if self.stage is HibernationStage.ASLEEP and not self._knocked:
                 await self._spill()
                 core.reason = REASON
                 core.happened("swapped_out", REASON)
@@ -252,7 +252,7 @@ class Hibernation:
             self._check_room(room, shared=True)  # the session's memory is detached now
 
         self.directory = await asyncio.to_thread(self._directories.make, core.id, need)
-        self.stage, kernel.may_end, self._ordering = Stage.DUMPING, True, True
+        self.stage, kernel.may_end, self._ordering = HibernationStage.DUMPING, True, True
         core.persist()
         try:
             await dump(manager, kernel, self.directory, leave_running=False, check=check)
@@ -290,7 +290,7 @@ class Hibernation:
         core = self._core
         self._kernel.note_saved()
         self._watch_manager(ProcessWatch(manager.pid, self._manager_ended))
-        self.stage, self.problem = Stage.ASLEEP, ""
+        self.stage, self.problem = HibernationStage.ASLEEP, ""
         core.reason = REASON
         core.persist()
         log.info("Session %s hibernates", core.id)
@@ -317,7 +317,7 @@ class Hibernation:
         if self.stage is None:
             if not self._going:
                 self._spawn(self._let_through())
-        elif self.stage is Stage.ASLEEP:
+        elif self.stage is HibernationStage.ASLEEP:
             self._spawn(self._knock_again())
 
     async def _knock_again(self) -> None:
@@ -339,7 +339,7 @@ class Hibernation:
         self._knocked = True  # the holder of the lock stops at the next safe point
         async with self._core.exclusive():
             self._core.check_usable()
-            if self.stage is Stage.ASLEEP:
+            if self.stage is HibernationStage.ASLEEP:
                 await self._revive()
             if self.stage is not None:
                 raise ControlError(
@@ -352,7 +352,7 @@ class Hibernation:
         if manager is None or directory is None:
             raise ControlError(f"It hibernates, and {GONE}.", "unavailable")
         self._kernel.awaits_another, self._ordering = True, True
-        self.stage = Stage.REVIVING
+        self.stage = HibernationStage.REVIVING
         core.persist()
         order = Revive(str(directory), core.id, beside=False)
         try:
@@ -417,7 +417,7 @@ class Hibernation:
         core, kernel, manager = self._core, self._kernel, self._managers.current
         if self._ordering or core.closing or manager is None:
             return
-        if self.stage is Stage.DUMPING:
+        if self.stage is HibernationStage.DUMPING:
             if kernel.joined:
                 self._wake_up()
                 self._spawn(self._let_through())
@@ -427,15 +427,15 @@ class Hibernation:
                 self._fall_asleep(manager)
             else:
                 core.close("Its kernel ended.")
-        elif self.stage is Stage.REVIVING:
+        elif self.stage is HibernationStage.REVIVING:
             if kernel.joined:
                 self._wake_up()
                 self._spawn(self._let_through())
             else:
-                self.stage = Stage.ASLEEP
+                self.stage = HibernationStage.ASLEEP
                 core.persist()
                 self._spawn(self._knock_again())
-        elif self.stage is Stage.ASLEEP and self._knocked:
+        elif self.stage is HibernationStage.ASLEEP and self._knocked:
             self._spawn(self._knock_again())
 
     def _manager_ended(self) -> None:
@@ -473,7 +473,7 @@ class Hibernation:
 
         `pidfd` refers to the process manager's process.
         """
-        self.stage = Stage(record["stage"]) if record["stage"] else None
+        self.stage = HibernationStage(record["stage"]) if record["stage"] else None
         self.directory = Path(record["directory"]) if record["directory"] else None
         if pidfd is not None:
             self._watch_manager(ProcessWatch(0, self._manager_ended, pidfd))

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from kernelproxy.agent.daemon_id import Mark
+from kernelproxy.agent.daemon_id import DaemonId
 from kernelproxy.common.untrusted import parse_json
 
 #: The file that CRIU writes last: the images are complete when it exists.
@@ -24,18 +24,18 @@ _OWNER = "owner.json"
 _ASLEEP = "asleep-"
 
 
-class ImageDirectories:
+class ImageDirs:
     """Makes and removes the directories; all methods block.
 
     Parameters
     ----------
     root : Path
         Directory of all daemons' images; made when first needed.
-    mark : Mark
+    mark : DaemonId
         Of this daemon.
     """
 
-    def __init__(self, root: Path, mark: Mark) -> None:
+    def __init__(self, root: Path, mark: DaemonId) -> None:
         self._root, self._mark = root, mark
         self._ours = root / mark.key
         self._expected: dict[Path, int] = {}

@@ -81,7 +81,7 @@ def holds_process(manifest: Manifest) -> bool:
     return INDEX in manifest.blobs
 
 
-class Packed:
+class PackedImages:
     """The images in a directory, to be stored. Owns descriptors until `close`.
 
     Parameters

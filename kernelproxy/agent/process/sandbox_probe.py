@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 WAIT_SECONDS = 8.0
 
 
-class Forms:
+class SandboxProbe:
     """Finds the sandbox form that works here, in a thread.
 
     Parameters

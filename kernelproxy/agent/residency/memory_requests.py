@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TypeVar
 
-from kernelproxy.agent.devices.device_allocator import Answer
+from kernelproxy.agent.devices.device_allocator import GrantAnswer
 from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.agent.session.demand import WorkerDemand
 from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.agent.state.shared_pages import Wish
+from kernelproxy.agent.state.shared_pages import MemoryRequest
 
 T = TypeVar("T")
 
@@ -68,12 +68,12 @@ class MemoryRequests:
             if core.room.used_elsewhere(core.tenant) + wish.bytes > state.quota:
                 return False  # it waits, or the scheduler evicts other sessions of its user
             answer = await core.room.reserve(core.tenant, wish.bytes, queued=False)
-            if answer is not Answer.GRANTED:
-                return answer is Answer.LATER
+            if answer is not GrantAnswer.GRANTED:
+                return answer is GrantAnswer.LATER
         self.publish(core.room.ledger.of(core.id), wish)
         return True
 
-    def publish(self, grant: int, answered: Wish | None) -> None:
+    def publish(self, grant: int, answered: MemoryRequest | None) -> None:
         """Publish the client's grant, and the request which that answers."""
         self._state.set_grant(grant, self._core.room.ledger.free, answered)
 

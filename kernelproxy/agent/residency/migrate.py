@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kernelproxy.agent.devices.device_allocator import Answer, Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator, GrantAnswer
 from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.memory_requests import MemoryRequests
 from kernelproxy.agent.residency.worker_start import WorkerStarter
@@ -43,7 +43,7 @@ class Migrator:
         #: Cost of its last migration.
         self.last: Migration | None = None
 
-    async def migrate(self, room: Room, check: Callable[[], None]) -> None:
+    async def migrate(self, room: DeviceAllocator, check: Callable[[], None]) -> None:
         """Migrate it to a device, unless it is there.
 
         A session without a worker is only reassigned. `check` is called just before it is
@@ -59,7 +59,7 @@ class Migrator:
             await self._move_to(room, check)
         core.happened("migrated", moved)
 
-    async def _move_to(self, room: Room, check: Callable[[], None]) -> None:
+    async def _move_to(self, room: DeviceAllocator, check: Callable[[], None]) -> None:
         """Migrate its worker's state to a device, or leave it where it was."""
         core, state = self._core, self._state
         here = core.room
@@ -73,7 +73,7 @@ class Migrator:
             self._lease.pause()
 
         need = here.ledger.of(core.id)
-        if await room.reserve(core.tenant, need, queued=True) is not Answer.GRANTED:
+        if await room.reserve(core.tenant, need, queued=True) is not GrantAnswer.GRANTED:
             raise ControlError(
                 f"{_name(room)} has too little free memory: session {core.id} needs "
                 f"{bytes_text(need)}.",
@@ -102,7 +102,7 @@ class Migrator:
             if core.state is State.MIGRATING:
                 core.set_state(State.RUNNING, reasons.RUNNING)
 
-    def _settle_in(self, room: Room) -> None:
+    def _settle_in(self, room: DeviceAllocator) -> None:
         """Assign the session to a device."""
         core, state, tenant = self._core, self._state, self._core.tenant
         core.room.leave_queue(tenant)
@@ -120,6 +120,6 @@ class Migrator:
             state.memory.agent.ring()
 
 
-def _name(room: Room) -> str:
+def _name(room: DeviceAllocator) -> str:
     """Return the user-facing name of a device."""
     return device_name(room.device.id)

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 
-from kernelproxy.agent.devices.device_allocator import Answer
+from kernelproxy.agent.devices.device_allocator import GrantAnswer
 from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.denial import Denial
 from kernelproxy.agent.residency.observed_state import ObservedState
@@ -98,7 +98,7 @@ class Restorer:
         if state.disk.error is not None:
             return await self._strand(state.disk.error)
         demand.needed = True
-        if await room.reserve(core.tenant, need, queued=True) is not Answer.GRANTED:
+        if await room.reserve(core.tenant, need, queued=True) is not GrantAnswer.GRANTED:
             return self._queue(need)
         demand.queued_since = None
         rebuilt = demand.why_died or reasons.REBUILT

@@ -12,13 +12,13 @@ from kernelproxy.agent.session.idle_timer import IdleTimer
 from kernelproxy.agent.session.kernel_connection import KernelConnection
 from kernelproxy.agent.session.states import State
 from kernelproxy.agent.spill.host_memory import HostMemory
-from kernelproxy.agent.spill.spill_policy import Parked
+from kernelproxy.agent.spill.spill_policy import SuspendedState
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.errors import StoreError
 
 
 class Spiller:
-    """A session as `spill.host_memory` sees it; its methods are those of `Guest`.
+    """A session as `spill.host_memory` sees it; its methods are those of `HostMemoryUser`.
 
     Parameters
     ----------
@@ -45,17 +45,17 @@ class Spiller:
 
     @property
     def user(self) -> str:
-        """See `Guest`."""
+        """See `HostMemoryUser`."""
         return self._core.user
 
     @property
     def host_bytes(self) -> int:
-        """See `Guest`."""
+        """See `HostMemoryUser`."""
         return self._state.host_bytes
 
     @property
     def undecided(self) -> bool:
-        """See `Guest`."""
+        """See `HostMemoryUser`."""
         return bool(self._core.lock_waiters)
 
     def admitted(self, count: int) -> AbstractAsyncContextManager[None]:
@@ -75,16 +75,16 @@ class Spiller:
         """Return the bytes that its user may still use on disk; raises StoreError."""
         return self._host.cold.left(self._core.user)
 
-    def as_parked(self) -> Parked | None:
-        """See `Guest`."""
+    def as_parked(self) -> SuspendedState | None:
+        """See `HostMemoryUser`."""
         core, state = self._core, self._state
         parked = core.state is State.SUSPENDED and state.worker is None and state.snapshot
         if not parked or state.disk.alone or core.lock_waiters or core.closing:
             return None
-        return Parked(core.id, state.memory.arena_bytes(), self._idle.active)
+        return SuspendedState(core.id, state.memory.arena_bytes(), self._idle.active)
 
     async def chill(self) -> bool:
-        """See `Guest`."""
+        """See `HostMemoryUser`."""
         if self._core.lock_waiters:
             return False
         async with self._core.exclusive():

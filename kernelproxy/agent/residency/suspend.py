@@ -13,7 +13,7 @@ from kernelproxy.agent.session.demand import WorkerDemand
 from kernelproxy.agent.session.idle_timer import IdleTimer
 from kernelproxy.agent.session.states import State
 from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.agent.state.snapshot_scheduler import Upkeep
+from kernelproxy.agent.state.snapshot_scheduler import SnapshotScheduler
 from kernelproxy.common.errors import ControlError, WorkerError
 from kernelproxy.common.shared_memory import Presence
 
@@ -32,7 +32,7 @@ class Suspender:
     idle : IdleTimer
     spiller : Spiller
     observed : ObservedState
-    upkeep : Upkeep
+    upkeep : SnapshotScheduler
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Suspender:
         idle: IdleTimer,
         spiller: Spiller,
         observed: ObservedState,
-        upkeep: Upkeep,
+        upkeep: SnapshotScheduler,
     ) -> None:
         self._core, self._state, self._demand, self._lease = core, state, demand, lease
         self._idle, self._spiller, self._observed, self._upkeep = idle, spiller, observed, upkeep

@@ -12,7 +12,7 @@ from kernelproxy.agent.session import reasons
 from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.agent.session.demand import WorkerDemand
 from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.agent.state.snapshot_scheduler import Upkeep
+from kernelproxy.agent.state.snapshot_scheduler import SnapshotScheduler
 from kernelproxy.agent.workers.crash_policy import Verdict
 from kernelproxy.common.errors import ControlError, WorkerError
 
@@ -31,7 +31,7 @@ class WorkerLoss:
     memory : MemoryRequests
     suspender : Suspender
     restorer : Restorer
-    upkeep : Upkeep
+    upkeep : SnapshotScheduler
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class WorkerLoss:
         memory: MemoryRequests,
         suspender: Suspender,
         restorer: Restorer,
-        upkeep: Upkeep,
+        upkeep: SnapshotScheduler,
     ) -> None:
         self._core, self._state, self._demand, self._lease = core, state, demand, lease
         self._memory, self._suspender, self._restorer = memory, suspender, restorer

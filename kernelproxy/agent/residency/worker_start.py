@@ -9,8 +9,8 @@ import logging
 from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.agent.session.idle_timer import IdleTimer
 from kernelproxy.agent.session.kernel_connection import KernelConnection
-from kernelproxy.agent.settings import Settings
-from kernelproxy.agent.spill.spill_store import ColdStates
+from kernelproxy.agent.settings import AgentSettings
+from kernelproxy.agent.spill.spill_store import SpillStore
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.workers.zygotes import Zygote, Zygotes
 from kernelproxy.common.errors import StoreError, WorkerDiedError, WorkerError
@@ -31,8 +31,8 @@ class WorkerStarter:
     idle : IdleTimer
     kernel : KernelConnection
     zygotes : Zygotes
-    cold : ColdStates
-    settings : Settings
+    cold : SpillStore
+    settings : AgentSettings
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class WorkerStarter:
         idle: IdleTimer,
         kernel: KernelConnection,
         zygotes: Zygotes,
-        cold: ColdStates,
-        settings: Settings,
+        cold: SpillStore,
+        settings: AgentSettings,
     ) -> None:
         self._core, self._state, self._idle, self._kernel = core, state, idle, kernel
         self._zygotes, self._cold, self._settings = zygotes, cold, settings

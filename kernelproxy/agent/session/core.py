@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from kernelproxy.agent.devices.device_allocator import Room, Tenant
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator, Tenant
 from kernelproxy.agent.session import reasons
 from kernelproxy.agent.session.states import TRAITS, State, check_transition
 from kernelproxy.agent.workers.crash_policy import PAUSE_MIN
@@ -91,7 +91,7 @@ class SessionCore:
     Parameters
     ----------
     identity : Identity
-    room : Room
+    room : DeviceAllocator
         Its device.
     hooks : SessionHooks
     """
@@ -99,7 +99,7 @@ class SessionCore:
     #: The session as its device's allocator uses it; set before the session is used.
     tenant: Tenant
 
-    def __init__(self, identity: Identity, room: Room, hooks: SessionHooks) -> None:
+    def __init__(self, identity: Identity, room: DeviceAllocator, hooks: SessionHooks) -> None:
         self.id, self.request, self.owner = identity.id, identity.request, identity.owner
         self.shared, self.room = identity.shared, room
         #: Name of its user, as policies spell it.

@@ -15,7 +15,7 @@ import time
 
 from kernelproxy.agent.session.core import Inhibitor, SessionCore
 from kernelproxy.agent.session.states import State
-from kernelproxy.agent.session.suspend_hold import Hold
+from kernelproxy.agent.session.suspend_hold import SuspendHold
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.workers.crash_policy import pause
 
@@ -32,7 +32,7 @@ class WorkerDemand:
     def __init__(self, core: SessionCore, state: DeviceState) -> None:
         #: True if it must have a worker, even if the log is drained.
         self.needed = False
-        self.hold: Hold | None = None
+        self.hold: SuspendHold | None = None
         #: True if its worker died, and the next one is not there yet.
         self.died = False
         #: If the agent ended the worker: the reason, a sentence.
@@ -64,10 +64,10 @@ class WorkerDemand:
         """Note that its worker is gone, with all that was not saved."""
         self.needed = self.died = True
 
-    def new_hold(self, *, by_kernel: bool, by: str = "") -> Hold:
+    def new_hold(self, *, by_kernel: bool, by: str = "") -> SuspendHold:
         """Return a hold from now on; `by`: name of the user, `by_kernel`: from inside a cell."""
         client = self._state.memory.client
-        return Hold(
+        return SuspendHold(
             by_kernel,
             client.cell_changed_ns,
             client.head,
@@ -79,7 +79,7 @@ class WorkerDemand:
     def hold_until_next_cell(self) -> None:
         """Let only the next cell, or `resume`, have a worker: there is none to be had now."""
         client = self._state.memory.client
-        self.hold = Hold(False, client.cell_changed_ns or 1, client.head)
+        self.hold = SuspendHold(False, client.cell_changed_ns or 1, client.head)
 
     # ---------------------------------------------------------------- the next attempt
 

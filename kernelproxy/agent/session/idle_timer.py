@@ -7,13 +7,15 @@ import math
 import time
 
 from kernelproxy.agent.session.core import Inhibitor, SessionCore
-from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.protocol import OpenSession
 from kernelproxy.common.scheduler_api import Allowance
 
 
-def waits(request: OpenSession, settings: Settings, allowance: Allowance) -> tuple[float, float]:
+def waits(
+    request: OpenSession, settings: AgentSettings, allowance: Allowance
+) -> tuple[float, float]:
     """Return the idle timeouts of a session.
 
     The request can ask for less than the policy allows. It can ask for more, or for never, only

@@ -7,7 +7,7 @@ import functools
 import pwd
 from pathlib import Path
 
-from kernelproxy.agent.session.suspend_hold import Hold
+from kernelproxy.agent.session.suspend_hold import SuspendHold
 from kernelproxy.common.readable import moment
 
 RUNNING = "Running on the GPU."
@@ -22,7 +22,7 @@ REBUILT = "The GPU process ended unexpectedly. Rebuilding its state; nothing is 
 _SUBORDINATE = Path("/etc/subuid")
 
 
-def way_back(hold: Hold | None, *, script: bool) -> str:
+def way_back(hold: SuspendHold | None, *, script: bool) -> str:
     """Return a sentence about what resumes a suspended session; see Note [Holding].
 
     `script`: True if it is a program, not a notebook.
@@ -36,7 +36,7 @@ def way_back(hold: Hold | None, *, script: bool) -> str:
     return "Resumes when you run the next cell."
 
 
-def held(hold: Hold, why: str, user: str, *, script: bool) -> str:
+def held(hold: SuspendHold, why: str, user: str, *, script: bool) -> str:
     """Return who suspended a session of `user`, and when; `why` is the clause that they gave."""
     if hold.in_cell and not hold.by_itself:
         where = "" if script else ", in the middle of a cell"

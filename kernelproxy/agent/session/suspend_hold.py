@@ -19,7 +19,7 @@ from kernelproxy.agent.state.device_state import DeviceState
 
 
 @dataclass(frozen=True)
-class Hold:
+class SuspendHold:
     """A suspension that an append alone does not end; see Note [Holding].
 
     Parameters

@@ -9,8 +9,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
-from kernelproxy.agent.spill.spill_policy import Parked, choose_cold, seconds_to_next
-from kernelproxy.agent.spill.spill_store import ColdStates
+from kernelproxy.agent.spill.spill_policy import SuspendedState, choose_cold, seconds_to_next
+from kernelproxy.agent.spill.spill_store import SpillStore
 from kernelproxy.common.errors import ControlError, SingError, StoreError
 from kernelproxy.common.options import DISK_QUOTA, HOST_MEMORY
 from kernelproxy.common.units import bytes_text
@@ -22,7 +22,7 @@ RETRY_SECONDS = 60.0
 LOOK_SECONDS_MIN = 1.0
 
 
-class Guest(Protocol):
+class HostMemoryUser(Protocol):
     """A session as `HostMemory` uses it."""
 
     id: str
@@ -39,7 +39,7 @@ class Guest(Protocol):
     def undecided(self) -> bool:
         """True while its lock is taken, so whether it can be spilled is not known yet."""
 
-    def as_parked(self) -> Parked | None:
+    def as_parked(self) -> SuspendedState | None:
         """Return its state as one that can be spilled; None if it cannot be now."""
 
     async def chill(self) -> bool:
@@ -59,7 +59,7 @@ class HostMemory:
     cold_after : float
         Seconds without use after which a suspended state is spilled; 0 or less: never because of
         time.
-    cold : ColdStates
+    cold : SpillStore
         Store of spilled states.
     guests : callable
         Returns all sessions.
@@ -69,8 +69,8 @@ class HostMemory:
         self,
         budget: int,
         cold_after: float,
-        cold: ColdStates,
-        guests: Callable[[], Iterable[Guest]],
+        cold: SpillStore,
+        guests: Callable[[], Iterable[HostMemoryUser]],
     ) -> None:
         self.cold = cold
         self._budget, self._cold_after, self._guests = budget, cold_after, guests
@@ -90,7 +90,7 @@ class HostMemory:
         return sum(max(each.host_bytes, admitted.get(each.id, 0)) for each in self._guests())
 
     @contextlib.asynccontextmanager
-    async def admitted(self, guest: Guest, count: int) -> AsyncIterator[None]:
+    async def admitted(self, guest: HostMemoryUser, count: int) -> AsyncIterator[None]:
         """Reserve so many more bytes for a session while it is being suspended.
 
         What exceeds the budget must fit on disk, where it is spilled next.
@@ -114,7 +114,7 @@ class HostMemory:
         finally:
             del self._admitted[guest.id]
 
-    async def _disk_lacks(self, guest: Guest, count: int) -> str:
+    async def _disk_lacks(self, guest: HostMemoryUser, count: int) -> str:
         """Return why the disk cannot take so many bytes; "" if it can."""
         if not self.cold.usable:
             return "nothing may go to disk."
@@ -152,7 +152,7 @@ class HostMemory:
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(max(min(left), LOOK_SECONDS_MIN), self.changed)
 
-    async def _chill(self, guest: Guest) -> None:
+    async def _chill(self, guest: HostMemoryUser) -> None:
         self._refused.pop(guest.id, None)
         try:
             if not await guest.chill():
@@ -161,12 +161,12 @@ class HostMemory:
             log.warning("Session %s could not go to disk: %s", guest.id, error)
             self._refused[guest.id] = time.monotonic() + RETRY_SECONDS
 
-    def decided(self, guest: Guest) -> None:
+    def decided(self, guest: HostMemoryUser) -> None:
         """Check again if a session, whose lock is free now, could not be checked before."""
         if guest.id in self._undecided:
             self.changed()
 
-    def forget(self, guest: Guest) -> None:
+    def forget(self, guest: HostMemoryUser) -> None:
         """Remove a session that has ended."""
         self._refused.pop(guest.id, None)
         self._undecided.discard(guest.id)

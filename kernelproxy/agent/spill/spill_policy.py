@@ -1,8 +1,8 @@
 """Policy for spilling: which suspended states go to disk when host memory is short. Pure.
 
-A session's state is *resident* in device memory, *suspended* in host memory (`Parked`), or *cold*
-on disk. The state that is least likely to be used soon is spilled first. The best estimate of that
-is the one that was not used for longest.
+A session's state is *resident* in device memory, *suspended* in host memory (`SuspendedState`), or
+*cold* on disk. The state that is least likely to be used soon is spilled first. The best estimate
+of that is the one that was not used for longest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Parked:
+class SuspendedState:
     """A session whose state could be spilled.
 
     Parameters
@@ -29,12 +29,14 @@ class Parked:
     used_at: float
 
 
-def choose_cold(parked: Sequence[Parked], excess: int, now: float, cold_after: float) -> list[str]:
+def choose_cold(
+    parked: Sequence[SuspendedState], excess: int, now: float, cold_after: float
+) -> list[str]:
     """Choose the sessions whose states are spilled.
 
     Parameters
     ----------
-    parked : sequence of Parked
+    parked : sequence of SuspendedState
     excess : int
         Bytes beyond the budget of host memory; 0 or less: none.
     now : float
@@ -58,7 +60,7 @@ def choose_cold(parked: Sequence[Parked], excess: int, now: float, cold_after: f
     return chosen
 
 
-def seconds_to_next(parked: Sequence[Parked], now: float, cold_after: float) -> float:
+def seconds_to_next(parked: Sequence[SuspendedState], now: float, cold_after: float) -> float:
     """Return the seconds until `choose_cold` is due because of age alone; infinite: never."""
     if cold_after <= 0:
         return float("inf")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from kernelproxy.agent.daemon_id import Mark
+from kernelproxy.agent.daemon_id import DaemonId
 from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.common.errors import StoreError
 from kernelproxy.common.protocol.snapshot_tables import read_tables
@@ -163,7 +163,7 @@ class Fetch:
         self.arrivals.close()
 
 
-class ColdStates:
+class SpillStore:
     """Store of spilled states, for which host memory has no room.
 
     Parameters
@@ -172,14 +172,14 @@ class ColdStates:
         Directory of the store; made when it is first needed.
     quota : int
         Bytes; 0 or less: nothing is spilled.
-    mark : Mark
+    mark : DaemonId
         The tag of this daemon.
     beside : callable, optional
         Returns the bytes outside of the store that count against the quota, too. May block.
     """
 
     def __init__(
-        self, directory: Path, quota: int, mark: Mark, beside: Callable[[], int] = lambda: 0
+        self, directory: Path, quota: int, mark: DaemonId, beside: Callable[[], int] = lambda: 0
     ) -> None:
         self._directory, self._quota, self._mark = directory, quota, mark
         self._beside = beside

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from kernelproxy.agent.spill.spill_store import ColdStates, Fetch, Job
+from kernelproxy.agent.spill.spill_store import Fetch, Job, SpillStore
 from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.common.errors import StoreError
 from kernelproxy.storage.manifest import Label, Manifest
 
 
-class OnDisk:
+class SpilledState:
     """The newest snapshot of a session that was spilled, if one was.
 
     Parameters
@@ -29,7 +29,7 @@ class OnDisk:
         self._arena_fd, self._on_change = arena_fd, on_change
         self._fetch: Fetch | None = None
 
-    def store(self, cold: ColdStates, label: Label, snapshot: Snapshot) -> Job[Manifest]:
+    def store(self, cold: SpillStore, label: Label, snapshot: Snapshot) -> Job[Manifest]:
         """Begin to copy a snapshot to disk; if that fails, nothing is changed."""
         job = cold.put(label, snapshot, self._arena_fd, self.stored)
         job.task.add_done_callback(self._note)
@@ -44,7 +44,7 @@ class OnDisk:
         self.alone = True
         self._on_change()
 
-    def fetch(self, cold: ColdStates, on_end: Callable[[], object]) -> None:
+    def fetch(self, cold: SpillStore, on_end: Callable[[], object]) -> None:
         """Begin to read it back, if the disk has the only copy; a worker may start meanwhile.
 
         Raises

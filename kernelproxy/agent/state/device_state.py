@@ -25,13 +25,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
-from kernelproxy.agent.settings import Settings
-from kernelproxy.agent.spill.spill_store import ColdStates, Job
-from kernelproxy.agent.spill.spilled_state import OnDisk
-from kernelproxy.agent.state.shared_pages import Pages, Wish
-from kernelproxy.agent.supervisor.fdstore import Deposited
-from kernelproxy.agent.workers.crash_policy import Deaths, Verdict
-from kernelproxy.agent.workers.watchdog import Patience
+from kernelproxy.agent.settings import AgentSettings
+from kernelproxy.agent.spill.spill_store import Job, SpillStore
+from kernelproxy.agent.spill.spilled_state import SpilledState
+from kernelproxy.agent.state.shared_pages import MemoryRequest, SharedPages
+from kernelproxy.agent.supervisor.fdstore import PersistedSession
+from kernelproxy.agent.workers.crash_policy import CrashPolicy, Verdict
+from kernelproxy.agent.workers.watchdog import Watchdog
 from kernelproxy.agent.workers.worker import Snapshot, Worker
 from kernelproxy.agent.workers.zygotes import Zygote
 from kernelproxy.common.errors import InternalError, StoreError, WorkerError
@@ -54,7 +54,7 @@ COPY_BYTES_PER_SECOND = 1e9
 MEASURED_BYTES_MIN = 16 << 20
 
 
-class DeviceState(Pages):
+class DeviceState(SharedPages):
     """Owns the shared memory, the newest snapshot and the worker of a session.
 
     One caller at a time, which holds the session's lock. Only `close` may be called at any moment,
@@ -65,16 +65,16 @@ class DeviceState(Pages):
         self,
         session: str,
         device: Device,
-        settings: Settings,
+        settings: AgentSettings,
         memory: SessionMemory | None = None,
     ) -> None:
         super().__init__(memory or SessionMemory(settings.log_bytes), device)
         self.snapshot: Snapshot | None = None
         self.worker: Worker | None = None
-        self.deaths = Deaths()
+        self.deaths = CrashPolicy()
         #: The largest grant since the newest snapshot: what replaying the log may need.
         self.replay_grant = 0
-        self.disk = OnDisk(self.memory.arena_fd, lambda: self.deposit())
+        self.disk = SpilledState(self.memory.arena_fd, lambda: self.deposit())
         #: True if the log below `retained` is in no snapshot: only the worker has the state.
         self.forgone = False
         #: Called when the content of `record` has changed, before any other process can see that.
@@ -83,7 +83,7 @@ class DeviceState(Pages):
         self.whose: Callable[[], str] = str
         #: Returns True if a caller or another session waits for what this session has.
         self.others_wait: Callable[[], bool] = lambda: False
-        self._patience = Patience(settings.still_seconds, settings.busy_seconds)
+        self._patience = Watchdog(settings.still_seconds, settings.busy_seconds)
         self._patience.endless = lambda: self.forgone or self.disk.arrivals_fd is not None
         self._cooling = False
         #: The newest token, and whether its worker may execute with it; see Note [Leases].
@@ -121,7 +121,9 @@ class DeviceState(Pages):
         return record, fds
 
     @classmethod
-    def adopt(cls, deposited: Deposited, device: Device, settings: Settings) -> DeviceState:
+    def adopt(
+        cls, deposited: PersistedSession, device: Device, settings: AgentSettings
+    ) -> DeviceState:
         """Recover the state from an agent that died. Its workers must have ended.
 
         Raises
@@ -221,7 +223,7 @@ class DeviceState(Pages):
         """Return the seconds to copy so many bytes of its state, by the measured rate."""
         return count / self._copy_rate
 
-    def set_grant(self, grant: int, free: int, answered: Wish | None) -> None:
+    def set_grant(self, grant: int, free: int, answered: MemoryRequest | None) -> None:
         """Publish a grant (bytes), and the request that it answers, if any.
 
         A request that came after the grant was decided waits for its own answer.
@@ -544,7 +546,7 @@ class DeviceState(Pages):
 
     # ---------------------------------------------------------------- spilling, and its end
 
-    def store(self, cold: ColdStates, label: Label) -> Job[Manifest]:
+    def store(self, cold: SpillStore, label: Label) -> Job[Manifest]:
         """Begin to copy the newest snapshot to disk; there must be no worker."""
         if self.worker is not None or self.snapshot is None:
             raise InternalError("a state in use was to go to disk")

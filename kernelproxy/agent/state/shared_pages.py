@@ -9,7 +9,7 @@ from kernelproxy.common.shared_memory import Presence, SessionMemory
 from kernelproxy.devices import Device
 
 
-class Wish(NamedTuple):
+class MemoryRequest(NamedTuple):
     """A client's request for device memory, for whose answer it waits.
 
     Parameters
@@ -24,7 +24,7 @@ class Wish(NamedTuple):
     bytes: int
 
 
-class Pages:
+class SharedPages:
     """The pages of one session, read and written by the agent.
 
     Parameters
@@ -80,13 +80,13 @@ class Pages:
         return self.wish is not None
 
     @property
-    def wish(self) -> Wish | None:
+    def wish(self) -> MemoryRequest | None:
         """The client's unanswered request for memory; None if there is none."""
         # In this order: a client writes what it wants before the sequence that announces it.
         sequence = self.memory.client.want_sequence
         if sequence == self.memory.agent.grant_sequence:
             return None
-        return Wish(sequence, self.memory.client.memory_wanted)
+        return MemoryRequest(sequence, self.memory.client.memory_wanted)
 
     @property
     def idle(self) -> bool:

@@ -27,7 +27,7 @@ UPLOAD_BYTES = 1 << 20
 UPLOAD_COPIES, UPLOAD_COPIES_MAX = 2, 8
 
 
-class Cadence:
+class SnapshotBudget:
     """Schedule of background snapshots: when the next one may, and when it should begin.
 
     All times are seconds; `busy` is the time that the session's workers have executed, in all, and
@@ -60,7 +60,7 @@ class Cadence:
         return max(self._saved_at + self._replay_seconds - busy, self._allowed_at - now)
 
 
-class Inflow:
+class LogInflow:
     """Classifier of uploads and computations, by the log (Note [Uploads])."""
 
     def __init__(self) -> None:

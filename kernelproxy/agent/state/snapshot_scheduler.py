@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.agent.state.snapshot_budget import Cadence, Inflow
+from kernelproxy.agent.state.snapshot_budget import LogInflow, SnapshotBudget
 from kernelproxy.common.errors import WorkerError
 from kernelproxy.common.units import bytes_text
 
@@ -35,7 +35,7 @@ FULL = 0.75
 _NEVER = float("inf")
 
 
-class Upkeep:
+class SnapshotScheduler:
     """Decides when a session is saved, and triggers reconciling then.
 
     Parameters
@@ -61,7 +61,7 @@ class Upkeep:
         self.obstacle = ""
         self._state, self._log_budget = state, log_budget
         self._has_memory, self._look = has_memory, look
-        self._cadence, self._inflow = Cadence(), Inflow()
+        self._cadence, self._inflow = SnapshotBudget(), LogInflow()
         self._timer: asyncio.TimerHandle | None = None
         self._again = 0.0  # seconds until another try, if one is wanted
 

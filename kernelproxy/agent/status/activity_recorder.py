@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.session.states import TRAITS, State
 from kernelproxy.agent.status import session_status
-from kernelproxy.agent.status.activity_store import ENDED, Record
+from kernelproxy.agent.status.activity_store import ENDED, ActivityStore
 from kernelproxy.agent.status.timeline import Change
 from kernelproxy.common.readable import device_name
 
@@ -24,7 +24,7 @@ SOON_SECONDS, LOOK_SECONDS = 0.5, 5.0
 _UNUSED = "unused"
 
 
-class Chronicle:
+class ActivityRecorder:
     """Records the activity of all sessions.
 
     Parameters
@@ -33,12 +33,15 @@ class Chronicle:
         The present sessions, by id.
     rooms : mapping
         By id of the device.
-    record : Record
+    record : ActivityStore
         The recorder takes ownership.
     """
 
     def __init__(
-        self, sessions: Mapping[str, Session], rooms: Mapping[str, Room], record: Record
+        self,
+        sessions: Mapping[str, Session],
+        rooms: Mapping[str, DeviceAllocator],
+        record: ActivityStore,
     ) -> None:
         self._sessions, self._rooms, self._record = sessions, rooms, record
         self._last: dict[str, tuple[str, str]] = {}
@@ -49,7 +52,7 @@ class Chronicle:
         self._due = 0.0
 
     def begin(self, *, kept: bool) -> None:
-        """Record that the daemon begins; see `Record.begin`."""
+        """Record that the daemon begins; see `ActivityStore.begin`."""
         devices = [
             (each.device.id, each.device.kind.name.lower(), each.device.memory_total)
             for each in self._rooms.values()
@@ -57,7 +60,7 @@ class Chronicle:
         self._record.begin(time.time(), devices, kept=kept)
 
     def taken_over(self) -> None:
-        """See `Record.taken_over`."""
+        """See `ActivityStore.taken_over`."""
         self._record.taken_over()
 
     def opened(self, session: Session) -> None:

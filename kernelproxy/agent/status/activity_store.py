@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from kernelproxy.agent.status.timeline import Change, History, Span, coarser, cut, merged
+from kernelproxy.agent.status.timeline import Change, Span, Timeline, coarser, cut, merged
 from kernelproxy.common.protocol.views import ActivityView, DeviceActivityView, EventView
 from kernelproxy.common.sqlite_writer import Scribe, opened
 
@@ -111,7 +111,7 @@ _LIVED = """
 """
 
 
-class Record:
+class ActivityStore:
     """Writes the record, shortly after each call, until `close`.
 
     Parameters
@@ -333,7 +333,7 @@ def _load(path: Path, since: float, until: float) -> _Rows:
 
 
 def _devices(rows: _Rows, since: float, until: float) -> list[dict[str, Any]]:
-    history = History(rows.changes, since, until)
+    history = Timeline(rows.changes, since, until)
     held: dict[str, list[Span]] = {}
     for span in history.spans():
         held.setdefault(span.device, []).append(span)

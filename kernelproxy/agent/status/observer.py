@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kernelproxy.agent.lifecycle.session import Session
-from kernelproxy.agent.status.activity_recorder import Chronicle
+from kernelproxy.agent.status.activity_recorder import ActivityRecorder
 from kernelproxy.agent.status.session_status import describe_session
-from kernelproxy.agent.status.subscribers import Audience
+from kernelproxy.agent.status.subscribers import Subscribers
 from kernelproxy.common.protocol.views import SessionView
 
 
@@ -14,11 +14,11 @@ class StatusObserver:
 
     Parameters
     ----------
-    audience : Audience
-    chronicle : Chronicle
+    audience : Subscribers
+    chronicle : ActivityRecorder
     """
 
-    def __init__(self, audience: Audience, chronicle: Chronicle) -> None:
+    def __init__(self, audience: Subscribers, chronicle: ActivityRecorder) -> None:
         self._audience, self._chronicle = audience, chronicle
 
     def changed(self, session: Session) -> None:

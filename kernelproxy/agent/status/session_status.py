@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from kernelproxy.agent.devices.co_tenants import shared
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.session.states import State
 from kernelproxy.agent.workers.worker import Snapshot
@@ -176,7 +176,7 @@ def _snapshot(snapshot: Snapshot | None) -> SnapshotView | None:
     }
 
 
-def describe_device(room: Room, sessions: Sequence[SessionView]) -> DeviceView:
+def describe_device(room: DeviceAllocator, sessions: Sequence[SessionView]) -> DeviceView:
     """Return a device's entry in the reply to `Status`, given all sessions of the reply."""
     here = [each for each in sessions if each["device"] == room.device.id]
     return {

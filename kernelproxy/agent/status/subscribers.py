@@ -1,6 +1,6 @@
 """Subscribers to changes of sessions and devices, and when they are notified.
 
-Sessions report that something about them may have changed (`Audience.note`), which costs next to
+Sessions report that something about them may have changed (`Subscribers.note`), which costs next to
 nothing. Shortly later they are described, and all subscribers receive what differs from the last
 notification. The shared pages of sessions that execute change without a report: these sessions are
 polled, as long as there are any and there is a subscriber.
@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Mapping
 
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.session.states import TRAITS
 from kernelproxy.agent.status import session_status
@@ -66,7 +66,7 @@ def differs(before: SessionView, now: SessionView, seconds: float, memory_total:
     return bool(abs(waited - seconds - waits) > max(WAIT_SECONDS, WAIT_PART * waited))
 
 
-class Audience:
+class Subscribers:
     """All subscribers.
 
     Parameters
@@ -77,9 +77,11 @@ class Audience:
         By id of the device.
     """
 
-    def __init__(self, sessions: Mapping[str, Session], rooms: Mapping[str, Room]) -> None:
+    def __init__(
+        self, sessions: Mapping[str, Session], rooms: Mapping[str, DeviceAllocator]
+    ) -> None:
         self._sessions, self._rooms = sessions, rooms
-        self._watchers: set[_Watcher] = set()
+        self._watchers: set[_Subscriber] = set()
         self._noted: set[str] = set()
         #: Last description sent of each session, and when; empty without subscribers.
         self._told: dict[str, tuple[SessionView, float]] = {}
@@ -158,7 +160,7 @@ class Audience:
         OSError
             If it has disconnected, or does not read.
         """
-        uid, watcher = channel.peer()[1], _Watcher(only)
+        uid, watcher = channel.peer()[1], _Subscriber(only)
         # Before it is added, so that later changes are relative to what it receives here.
         known = [
             self._refresh(each)
@@ -183,7 +185,7 @@ class Audience:
         if not telling.cancelled():
             telling.result()
 
-    def _leave(self, watcher: _Watcher) -> None:
+    def _leave(self, watcher: _Subscriber) -> None:
         self._watchers.discard(watcher)
         if not self._watchers:
             self._cancel_timer()
@@ -191,7 +193,7 @@ class Audience:
             self._noted.clear()
 
     async def _keep_telling(
-        self, watcher: _Watcher, channel: Channel, uid: int, reply: StatusReply
+        self, watcher: _Subscriber, channel: Channel, uid: int, reply: StatusReply
     ) -> None:
         message: StatusReply | Changed | None = reply
         while True:
@@ -203,7 +205,7 @@ class Audience:
             await channel.turn()
             message = self._news(watcher, uid)
 
-    def _news(self, watcher: _Watcher, uid: int) -> Changed | None:
+    def _news(self, watcher: _Subscriber, uid: int) -> Changed | None:
         """Return what a subscriber has not received yet; None if there is nothing."""
         names = watcher.take()
         views = [self._view(self._told[each][0], uid) for each in names if each in self._told]
@@ -221,7 +223,7 @@ class Audience:
         return [session_status.describe_device(each, told) for each in self._rooms.values()]
 
 
-class _Watcher:
+class _Subscriber:
     """Pending notifications for one subscriber; see Note [Slow watchers]."""
 
     def __init__(self, only: Session | None) -> None:

@@ -54,7 +54,7 @@ class Span(NamedTuple):
     seconds: float
 
 
-class History:
+class Timeline:
     """The changes of all sessions in a period.
 
     Parameters

@@ -41,7 +41,7 @@ RETRY_SECONDS = 1.0
 
 
 @dataclass
-class Deposited:
+class PersistedSession:
     """The persisted state of one session. After `take_over` it owns its descriptors.
 
     Parameters
@@ -68,7 +68,7 @@ class Deposited:
                 return fd
         return None
 
-    def __enter__(self) -> Deposited:
+    def __enter__(self) -> PersistedSession:
         page = next(fd for name, fd in self.fds if name == "agent")
         self._page = AgentPage(page, writable=True)
         return self
@@ -87,18 +87,18 @@ class Deposited:
 
 
 @dataclass
-class Estate:
+class Inheritance:
     """Everything that an agent takes over from one that died. Owns its descriptors."""
 
     connection: socket.socket
     lock: int
     listener: socket.socket
     keeper: int
-    sessions: list[Deposited]
+    sessions: list[PersistedSession]
     devices: dict[str, int]
 
 
-def take_over(fd: int) -> Estate:
+def take_over(fd: int) -> Inheritance:
     """Receive what the supervisor holds for the agent that it started.
 
     Parameters
@@ -114,7 +114,7 @@ def take_over(fd: int) -> Estate:
     os.set_inheritable(fd, False)
     connection = socket.socket(fileno=fd)
     connection.settimeout(HAND_OVER_SECONDS)
-    sessions: list[Deposited] = []
+    sessions: list[PersistedSession] = []
     devices: dict[str, int] = {}
     try:
         message, (lock, listener, keeper) = recv_message(connection)
@@ -124,14 +124,14 @@ def take_over(fd: int) -> Estate:
                 (devices[message.node],) = fds
             elif isinstance(message, Deposit):
                 named = list(zip(message.names, fds, strict=True))
-                sessions.append(Deposited(message.session, message.record, named))
+                sessions.append(PersistedSession(message.session, message.record, named))
     except (OSError, ProtocolError, ValueError) as error:
         raise ControlError(f"The keeper handed nothing over: {error}", "failed") from error
     sessions.sort(key=lambda each: each.record.get("since", 0.0))
-    return Estate(connection, lock, socket.socket(fileno=listener), keeper, sessions, devices)
+    return Inheritance(connection, lock, socket.socket(fileno=listener), keeper, sessions, devices)
 
 
-def end_workers(sessions: Sequence[Deposited]) -> None:
+def end_workers(sessions: Sequence[PersistedSession]) -> None:
     """End the workers of the agent that died, so that never two serve one session.
 
     They end by themselves when their connection does, but not if a signal has stopped them.
@@ -141,7 +141,7 @@ def end_workers(sessions: Sequence[Deposited]) -> None:
         each.stuck = any(fd in left for _, fd in each.fds)
 
 
-class Deposits:
+class FdStore:
     """Persists sessions with a supervisor; starts it, and starts another one when it dies.
 
     Parameters
@@ -211,12 +211,12 @@ class Deposits:
         self._listener = listener
         self._tell_what_to_keep()
 
-    def resume(self, estate: Estate) -> None:
+    def resume(self, estate: Inheritance) -> None:
         """Continue with the supervisor from which `estate` came."""
         self._join(estate.connection, estate.keeper)
         self._keep_devices()  # including those that became free meanwhile
 
-    def put(self, deposited: Deposited) -> None:
+    def put(self, deposited: PersistedSession) -> None:
         """Persist a session, in place of what was persisted before; see Note [Deposits].
 
         The caller keeps ownership of its descriptors. Without a supervisor nothing is done: the

@@ -49,7 +49,7 @@ GAVE_UP = (
 _PR_SET_NAME = 15
 
 
-class Series:
+class RestartPauses:
     """Series of agents that each died soon after their start. Pure.
 
     Parameters
@@ -81,7 +81,7 @@ class Series:
         return seconds
 
 
-class Keeper:
+class Supervisor:
     """Holds what the next agent needs, and the connection to the present one.
 
     Parameters
@@ -96,7 +96,7 @@ class Keeper:
         self._lock = self._listener = self._pidfd = -1
         self._deposits: dict[str, tuple[Deposit, list[int]]] = {}
         self._devices: dict[str, int] = {}
-        self._series = Series(time.monotonic())
+        self._series = RestartPauses(time.monotonic())
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
@@ -245,7 +245,7 @@ def main(fd: int) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"sing-keeper", 0, 0, 0)
     os.set_inheritable(fd, False)
-    Keeper(socket.socket(fileno=fd)).run()
+    Supervisor(socket.socket(fileno=fd)).run()
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class Verdict(Enum):
     FAIL = "fail"
 
 
-class Deaths:
+class CrashPolicy:
     """The deaths of one session's workers; `skip` lists the records not to be tried again."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 _MACHINE = Path("/proc/vmstat")
 
 
-class Starvation:
+class OomKills:
     """Out-of-memory kills in a process's control group since this object was made.
 
     Parameters

@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable
 
-from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.workers.zygotes import Zygotes
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.peer import Owner
@@ -16,18 +16,18 @@ from kernelproxy.common.ipc.peer import Owner
 _IDENTITIES_MAX = 32
 
 
-class Households:
+class UserZygotes:
     """The zygotes of all users: of the daemon's own user alone, or of each user with sessions.
 
     Parameters
     ----------
-    settings : Settings
+    settings : AgentSettings
     on_change : callable
         Called with an interpreter when the progress of its compilation has changed.
     """
 
     def __init__(
-        self, settings: Settings, on_change: Callable[[str], object] = lambda python: None
+        self, settings: AgentSettings, on_change: Callable[[str], object] = lambda python: None
     ) -> None:
         self._settings, self._on_change = settings, on_change
         self._of: dict[Owner | None, Zygotes] = {}

@@ -36,7 +36,7 @@ _TICK_SECONDS = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
-class Activity:
+class ProcessActivity:
     """Activity of a process.
 
     Parameters
@@ -51,21 +51,23 @@ class Activity:
     seconds: float
 
 
-def activity(pid: int) -> Activity | None:
+def activity(pid: int) -> ProcessActivity | None:
     """Return the activity of a process; None if it has ended."""
     found = _look(pid)
     if found is None:
         return None
-    return Activity(found.state, found.seconds + sum(_seconds(child) for child in _children(pid)))
+    return ProcessActivity(
+        found.state, found.seconds + sum(_seconds(child) for child in _children(pid))
+    )
 
 
-def _look(pid: int) -> Activity | None:
+def _look(pid: int) -> ProcessActivity | None:
     """Return the activity of a process alone, with the time of its children that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return Activity(fields[0], sum(map(int, fields[11:15])) * _TICK_SECONDS)
+    return ProcessActivity(fields[0], sum(map(int, fields[11:15])) * _TICK_SECONDS)
 
 
 def _seconds(pid: int, depth: int = 0) -> float:
@@ -85,7 +87,7 @@ def _children(pid: int) -> list[int]:
     return children
 
 
-class Patience:
+class Watchdog:
     """Time limits for one session's workers.
 
     Parameters
@@ -117,25 +119,25 @@ class Patience:
         self._lost += 1
 
 
-class Wait:
+class WatchedWait:
     """One wait for a worker.
 
     Parameters
     ----------
-    patience : Patience
+    patience : Watchdog
     bounded : bool
         True if it may take `busy_seconds` at most while it works.
     now : float, optional
         Seconds of the monotonic clock.
     """
 
-    def __init__(self, patience: Patience, *, bounded: bool, now: float | None = None) -> None:
+    def __init__(self, patience: Watchdog, *, bounded: bool, now: float | None = None) -> None:
         now = time.monotonic() if now is None else now
         self._patience, self._bounded = patience, bounded
         self._begun = self._moved = now
         self._seconds: float | None = None
 
-    def look(self, now: float, seen: Activity) -> str:
+    def look(self, now: float, seen: ProcessActivity) -> str:
         """Return why the worker must be ended, as a clause; "" while it need not be."""
         # The time can decrease: when a child ends for which the worker does not wait.
         moved = self._seconds is not None and seen.seconds != self._seconds
@@ -152,26 +154,26 @@ class Wait:
         return ""
 
 
-class Stopped:
+class StoppedTime:
     """Watch over a worker that a signal may have stopped.
 
     Parameters
     ----------
-    patience : Patience
+    patience : Watchdog
     """
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: Watchdog) -> None:
         self._patience = patience
         self._since: float | None = None
 
-    def look(self, now: float, seen: Activity | None) -> str:
+    def look(self, now: float, seen: ProcessActivity | None) -> str:
         """Return why the worker must be ended, as a clause; "" while it need not be.
 
         Parameters
         ----------
         now : float
             Seconds of the monotonic clock.
-        seen : Activity or None
+        seen : ProcessActivity or None
             Its activity; None: it does not matter now.
         """
         if seen is None or seen.state != "T":  # t: a debugger traces it, whose user knows

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kernelproxy.agent.workers.oom_kills import Starvation
-from kernelproxy.agent.workers.watchdog import LOOKS, Patience, Stopped, Wait, activity
+from kernelproxy.agent.workers.oom_kills import OomKills
+from kernelproxy.agent.workers.watchdog import LOOKS, StoppedTime, Watchdog, WatchedWait, activity
 from kernelproxy.common.errors import InternalError, ProtocolError, WorkerDiedError, WorkerError
 from kernelproxy.common.ipc.channel import Channel, close_fds
 from kernelproxy.common.ipc.fd_validation import fix_snapshot
@@ -112,9 +112,9 @@ class Worker:
         self.overdue = False
         #: Why it was broken, if others waited for it: a clause.
         self.hung = ""
-        self.patience = Patience(float("inf"), float("inf"))
+        self.patience = Watchdog(float("inf"), float("inf"))
         #: Detects out-of-memory kills in its control group since it began.
-        self.starvation = Starvation(pid)
+        self.starvation = OomKills(pid)
         self._channel, self._pidfd, self._on_change = channel, pidfd, on_change
         self._ordered = False
         self._limit: asyncio.Timeout | None = None
@@ -215,13 +215,13 @@ class Worker:
 
     async def _press(self, wanted: Callable[[], bool], *, bounded: bool) -> None:
         patience = self.patience
-        wait: Wait | None = None
+        wait: WatchedWait | None = None
         while not self.broken and patience.still_seconds != float("inf"):
             await asyncio.sleep(patience.still_seconds / LOOKS)
             if not wanted() or patience.endless():
                 wait = None
                 continue
-            wait = wait or Wait(patience, bounded=bounded)
+            wait = wait or WatchedWait(patience, bounded=bounded)
             seen = activity(self.pid)
             self._give_up(wait.look(time.monotonic(), seen) if seen is not None else "")
 
@@ -232,7 +232,7 @@ class Worker:
         self._guarding = asyncio.create_task(self._guard(needed))
 
     async def _guard(self, needed: Callable[[], bool]) -> None:
-        patience, stop = self.patience, Stopped(self.patience)
+        patience, stop = self.patience, StoppedTime(self.patience)
         while not self.broken and patience.still_seconds != float("inf"):
             await asyncio.sleep(patience.still_seconds)
             seen = activity(self.pid) if needed() and not patience.endless() else None

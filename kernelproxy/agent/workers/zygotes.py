@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.workers.worker import SAID_MAX, Worker
 from kernelproxy.common import paths
 from kernelproxy.common.errors import InternalError, ProtocolError, WorkerDiedError, WorkerError
@@ -64,7 +64,7 @@ class Zygote:
     ----------
     python : str
         The interpreter of its environment.
-    settings : Settings
+    settings : AgentSettings
     on_death : callable
         Called with it when it ends unexpectedly, after it was ready.
     owner : Owner, optional
@@ -76,7 +76,7 @@ class Zygote:
     def __init__(
         self,
         python: str,
-        settings: Settings,
+        settings: AgentSettings,
         on_death: Callable[[Zygote], object],
         owner: Owner | None = None,
         on_compiling: Callable[[Compiling], object] = lambda compiling: None,
@@ -294,7 +294,7 @@ class Zygotes:
 
     Parameters
     ----------
-    settings : Settings
+    settings : AgentSettings
     owner : Owner, optional
         User as whom they run; by default as the daemon.
     crowd : callable
@@ -305,7 +305,7 @@ class Zygotes:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AgentSettings,
         owner: Owner | None = None,
         crowd: Callable[[], int] = lambda: 0,
         on_change: Callable[[str], object] = lambda python: None,

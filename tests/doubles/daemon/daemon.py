@@ -37,9 +37,9 @@ from jupyter_sing.scheduler.settings import EngineSettings as EngineSettings
 from kernelproxy.agent.api import daemon
 from kernelproxy.agent.api.daemon import Daemon, run
 from kernelproxy.agent.lifecycle.session import Session
-from kernelproxy.agent.process.sandbox_probe import Forms
-from kernelproxy.agent.settings import Settings
-from kernelproxy.agent.supervisor.fdstore import Deposits
+from kernelproxy.agent.process.sandbox_probe import SandboxProbe
+from kernelproxy.agent.settings import AgentSettings
+from kernelproxy.agent.supervisor.fdstore import FdStore
 from kernelproxy.common.scheduler_api import Arbiter
 from kernelproxy.common.shared_memory import AgentPage
 from kernelproxy.devices import configured_devices
@@ -68,7 +68,7 @@ def count_moments(die_at: int, moments: str) -> None:
 
         return wrapped
 
-    Deposits._send = between_moments(Deposits._send)  # type: ignore[method-assign]
+    FdStore._send = between_moments(FdStore._send)  # type: ignore[method-assign]
     AgentPage.ring = between_moments(AgentPage.ring)  # type: ignore[method-assign]
 
 
@@ -84,7 +84,7 @@ def count_objects(path: Path) -> None:
 hurry = Path("/nonexistent")
 
 
-class HurriedSettings(Settings):
+class HurriedSettings(AgentSettings):
     """Settings with short limits while a file exists."""
 
     def __getattribute__(self, name: str) -> Any:
@@ -108,7 +108,7 @@ def main() -> int:
     if given.pop("stays", False):
         Daemon._leave_if_quiet = lambda self: None  # type: ignore[method-assign]
     # Toy kernels are not saved by CRIU. A probe would be a process of the agent, and take time.
-    Forms.begin = lambda self: None  # type: ignore[method-assign]
+    SandboxProbe.begin = lambda self: None  # type: ignore[method-assign]
     again = [sys.executable, "-m", "tests.doubles.daemon.daemon", "-1", sys.argv[2]]
     keeper_fd = int(sys.argv[3]) if len(sys.argv) > 3 else -1
     if keeper_fd < 0:

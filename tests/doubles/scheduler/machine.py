@@ -1,8 +1,8 @@
 """Machine double in virtual time on which every action may fail.
 
 It knows the actual state, with which tests compare what the controller believes. The controller,
-its engine, and the agent's `AgentHands`, `DeviceLease`, `Commands`, `Migrator` and `Room` are the
-real ones. Sessions and their workers are doubles: they take time, fail, are late, and users act
+its engine, and the agent's scheduler actions, leases, commands, migration and device allocator are
+the real ones. Sessions and their workers are doubles: they take time, fail, are late, and users act
 on them meanwhile.
 """
 
@@ -20,8 +20,8 @@ from typing import Any
 
 from jupyter_sing.controller import accounts_writer
 from jupyter_sing.controller import controller as live
-from kernelproxy.agent.api.scheduler_actions import AgentHands
-from kernelproxy.agent.devices.device_allocator import Answer, Room
+from kernelproxy.agent.api.scheduler_actions import SchedulerActions
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator, GrantAnswer
 from kernelproxy.agent.devices.memory_grants import Neighbour
 from kernelproxy.agent.lease import lease as leases
 from kernelproxy.agent.lease.lease import DeviceLease
@@ -178,7 +178,13 @@ class Notebook:
     memory_limit, used = 1 << 60, 0
 
     def __init__(
-        self, machine: Machine, name: str, user: str, memory: int, room: Room, bound: bool
+        self,
+        machine: Machine,
+        name: str,
+        user: str,
+        memory: int,
+        room: DeviceAllocator,
+        bound: bool,
     ) -> None:
         self.machine, self.id, self.name, self.user = machine, name, name, user
         self.memory, self.room, self.bound, self.owner = memory, room, bound, 1
@@ -419,7 +425,7 @@ class Notebook:
         if state.worker is not None:
             return None
         answer = await self.room.reserve(self, self.memory, queued=True)  # type: ignore[arg-type]
-        if answer is not Answer.GRANTED:
+        if answer is not GrantAnswer.GRANTED:
             self.room.ledger.release(self.id)
             return self.lease.cannot("There is no room.")
         try:
@@ -474,12 +480,12 @@ class Machine:
     def begin(self) -> None:
         """Start an agent."""
         clock = asyncio.get_running_loop().time
-        self.rooms = {name: Room(device, MIB) for name, device in self.devices.items()}
+        self.rooms = {name: DeviceAllocator(device, MIB) for name, device in self.devices.items()}
         for room in self.rooms.values():
             room.rooms = list(self.rooms.values())
         self.controller = Counting(clock=clock, directory=self.directory)
         self.controller.answers = self.answers
-        self.hands = AgentHands(self.controller, self.notebooks, self.rooms)  # type: ignore[arg-type]
+        self.hands = SchedulerActions(self.controller, self.notebooks, self.rooms)  # type: ignore[arg-type]
         self.controller.begin(self.hands, {n: d.memory_total for n, d in self.devices.items()})
 
     async def restart(self) -> None:

@@ -15,8 +15,8 @@ from tornado.httpclient import HTTPClientError
 
 from jupyter_sing.cli import commands
 from kernelproxy.agent.api.agent import Agent
-from kernelproxy.agent.api.request_handlers import Conversations
-from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.api.request_handlers import RequestHandlers
+from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import Control
 from kernelproxy.common.ipc.channel import Channel
@@ -164,7 +164,7 @@ def test_sessions_of_other_users_are_refused(
 
     async def ask(agent: Agent, request: Message) -> Any:
         ours, theirs = socket.socketpair()
-        serving = asyncio.create_task(Conversations(agent).converse(Channel(theirs)))
+        serving = asyncio.create_task(RequestHandlers(agent).converse(Channel(theirs)))
         with Control(ours) as control:
             try:
                 return await asyncio.to_thread(control.call, request, WAIT_SECONDS)
@@ -176,7 +176,7 @@ def test_sessions_of_other_users_are_refused(
 
     async def run() -> None:
         nonlocal who
-        agent = Agent(configured_devices(), Settings(), NoKeeper(), lambda: None)  # type: ignore[arg-type]
+        agent = Agent(configured_devices(), AgentSettings(), NoKeeper(), lambda: None)  # type: ignore[arg-type]
         opened = (await ask(agent, OpenSession("n", "k", "python"))).session
         who = stranger
         for request in (

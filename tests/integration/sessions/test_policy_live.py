@@ -17,7 +17,7 @@ from jupyter_sing.scheduler.policy import parse, resolve
 from kernelproxy.agent.api.peer_limits import user_of
 from kernelproxy.agent.session import reasons
 from kernelproxy.agent.session.idle_timer import waits
-from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
@@ -271,7 +271,7 @@ def test_a_requested_timeout_may_be_shorter_than_the_policys(
     found: tuple[float, float],
 ) -> None:
     request = OpenSession("n", "", "python", asked[0], hibernate_timeout=asked[1])
-    assert waits(request, Settings(idle_timeout=600.0), Allowance(*allowed)) == found
+    assert waits(request, AgentSettings(idle_timeout=600.0), Allowance(*allowed)) == found
 
 
 def test_idle_times_are_those_of_the_tier(toy_host: StartHost) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from jupyter_sing.scheduler.queue import evictions
 from jupyter_sing.scheduler.state import Phase
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.common.errors import SingError
 from kernelproxy.devices import Device, configured_devices
 from tests.doubles.scheduler import machine, virtual
@@ -180,7 +180,7 @@ class Trial:
             self.idle_for[each.id] = self.idle_for[each.id] + 1 if served else 0
             assert self.idle_for[each.id] < IDLE_MAX, f"waits beside an idle device: {each}"
 
-    def could(self, notebook: Notebook, room: Room) -> bool:
+    def could(self, notebook: Notebook, room: DeviceAllocator) -> bool:
         """True if a device without a holder could serve this notebook."""
         if notebook.bound or notebook.preferences.pinned:
             return room is notebook.room and not self.machine.holders(room.device.id)

@@ -10,7 +10,7 @@ import pytest
 
 from jupyter_sing.cli import doctor
 from jupyter_sing.server.extension import SingExtension
-from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.common import options
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.options import OPTIONS, Kind, Option, Reader, options_of
@@ -89,7 +89,7 @@ def test_errors_name_variable_value_and_what_is_allowed(
 
 
 def test_settings_of_the_daemon_are_options_of_the_table() -> None:
-    found = Settings.from_environment(
+    found = AgentSettings.from_environment(
         {
             "JUPYTER_SING_IDLE_TIMEOUT": "5", "JUPYTER_SING_LINGER": "inf",
             "JUPYTER_SING_HOST_MEMORY": "1.5GiB", "JUPYTER_SING_COLD_AFTER": "0",
@@ -97,8 +97,8 @@ def test_settings_of_the_daemon_are_options_of_the_table() -> None:
     )  # fmt: skip
     assert (found.idle_timeout, found.host_memory, found.cold_after) == (5.0, 3 << 29, 0.0)
     assert found.linger > 1e18
-    assert found.disk_quota == Settings().disk_quota == 64 << 30
-    assert Settings.from_environment({}) == Settings()
+    assert found.disk_quota == AgentSettings().disk_quota == 64 << 30
+    assert AgentSettings.from_environment({}) == AgentSettings()
 
 
 def test_switches_are_on_unless_switched_off() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.agent.api.peer_limits import SESSIONS_MAX, Modesty, check_request, tame
+from kernelproxy.agent.api.peer_limits import SESSIONS_MAX, LogFilter, check_request, tame
 from kernelproxy.agent.status.session_status import outline
 from kernelproxy.common.errors import ControlError, ProtocolError, WorkerError
 from kernelproxy.common.ipc import fd_validation
@@ -213,7 +213,7 @@ def test_requests_are_bounded() -> None:
 
 
 def test_the_log_takes_so_much_and_no_more() -> None:
-    modesty = Modesty()
+    modesty = LogFilter()
     record = logging.LogRecord("name", logging.INFO, __file__, 1, "line", None, None)
     written = sum(modesty.filter(record) for _ in range(100_000))
     assert 1000 <= written < 50_000

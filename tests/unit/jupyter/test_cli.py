@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_sing.cli import commands, program, progress
-from kernelproxy.agent.status.activity_store import Record
+from kernelproxy.agent.status.activity_store import ActivityStore
 from kernelproxy.agent.status.timeline import Change
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import (
@@ -63,7 +63,7 @@ def test_activity_is_shown_as_text_and_as_json(
     assert commands.main(["activity"]) == 0
     assert capsys.readouterr().out == "No GPU was used in that time.\n"
     now = time.time()
-    record = Record(runtime_dir)
+    record = ActivityStore(runtime_dir)
     devices = [(each, "software", 1 << 30) for each in ("cpu:0", "cpu:1")]
     record.begin(now - 7200, devices, kept=False)
     record.opened("a", os.getuid(), "ada", "digits.ipynb")

@@ -14,7 +14,7 @@ from jupyter_sing.cli import progress
 from jupyter_sing.notebook import progress_bar, status_watcher
 from jupyter_sing.notebook.progress_bar import ProgressBar
 from kernelproxy.agent.checkpoint import progress as far
-from kernelproxy.agent.checkpoint.progress import Underway, with_progress
+from kernelproxy.agent.checkpoint.progress import CheckpointProgress, with_progress
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import Control
 from kernelproxy.common.ipc.framing import recv_message, send_message
@@ -144,7 +144,7 @@ def test_terminal_shows_progress_after_half_a_second(
 
 
 def test_status_has_the_operation_in_progress_until_it_ends() -> None:
-    underway = Underway()
+    underway = CheckpointProgress()
     assert underway.describe() is None
     with underway.doing("restore", "one") as note, underway.doing("checkpoint", "two"):
         note(3, 10)

@@ -19,7 +19,7 @@ from jupyter_sing.controller import policy_file
 from jupyter_sing.server import handler, routes
 from jupyter_sing.server.extension import SingExtension
 from jupyter_sing.server.notebooks import NotebookNames, contents_path
-from kernelproxy.agent.status.activity_store import Record
+from kernelproxy.agent.status.activity_store import ActivityStore
 from kernelproxy.agent.status.session_status import outline
 from kernelproxy.agent.status.timeline import Change
 from kernelproxy.common.ipc.agent_client import connect
@@ -108,7 +108,7 @@ async def test_activity_has_the_fields_of_openapi_and_names_of_notebooks(
     assert (empty["devices"], empty["events"]) == ([], [])
     assert 86_000 < empty["until"] - empty["since"] < 87_000
     now = time.time()
-    record = Record(runtime_dir)
+    record = ActivityStore(runtime_dir)
     record.begin(now - 50, [("cpu:0", "software", 1 << 30)], kept=False)
     for session in (SESSION["id"], "ended"):
         record.opened(session, os.getuid(), "ada", "kernel-1")

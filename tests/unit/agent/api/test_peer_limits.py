@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kernelproxy.agent.api import peer_limits
-from kernelproxy.agent.api.peer_limits import Guests, check_request
+from kernelproxy.agent.api.peer_limits import PeerLimits, check_request
 from kernelproxy.common.errors import ControlError, ProtocolError
 from kernelproxy.common.ipc import agent_client, fair_share, fd_validation
 from kernelproxy.common.ipc.channel import Channel
@@ -181,7 +181,7 @@ def test_a_peer_that_connects_in_a_loop_is_disconnected_and_logged_once(
     admitting: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, taken = Clock(), 0
-    door = Guests(descriptors=65536, clock=clock)
+    door = PeerLimits(descriptors=65536, clock=clock)
 
     async def connect(times: int) -> int:
         found = 0
@@ -210,7 +210,7 @@ def test_a_peer_that_connects_in_a_loop_is_disconnected_and_logged_once(
 
 def test_connections_are_bounded_by_what_descriptors_there_are(admitting: None) -> None:
     async def hold() -> int:
-        door, held = Guests(descriptors=1024), []
+        door, held = PeerLimits(descriptors=1024), []
         with ExitStack() as stack:
             for _ in range(100):
                 here, there = socket.socketpair()
@@ -262,7 +262,7 @@ def test_the_last_descriptors_are_for_the_sessions_that_there_are(
         check_request(request, 0)
     ours, theirs = socket.socketpair()
     with theirs:
-        assert Guests(descriptors=65536).admit(ours) is None
+        assert PeerLimits(descriptors=65536).admit(ours) is None
     memory = os.memfd_create("memory")
     with pytest.raises(ProtocolError, match="few descriptors left"):
         Guard(MALICE).check([memory])

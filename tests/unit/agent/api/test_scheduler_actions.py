@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.api.scheduler_actions import AgentHands
+from kernelproxy.agent.api.scheduler_actions import SchedulerActions
 from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.common.errors import ControlError, InternalError
 
@@ -68,7 +68,7 @@ class Fake:
         self.looks += 1
 
 
-Do = Callable[[AgentHands, Fake, Told], Any]
+Do = Callable[[SchedulerActions, Fake, Told], Any]
 
 
 def run(do: Do, error: Exception | None = None) -> list[tuple[Any, ...]]:
@@ -76,7 +76,7 @@ def run(do: Do, error: Exception | None = None) -> list[tuple[Any, ...]]:
         told = Told()
         session = Fake(told, error)
         there = SimpleNamespace(device=SimpleNamespace(id=THERE, memory_total=1))
-        hands = AgentHands(told, {"s": session}, {HERE: session.room, THERE: there})  # type: ignore
+        hands = SchedulerActions(told, {"s": session}, {HERE: session.room, THERE: there})  # type: ignore
         result = do(hands, session, told)
         if result is not None:
             await result
@@ -117,7 +117,7 @@ def test_a_failed_eviction_is_reported_as_stayed(act: str, error: Exception) -> 
     [("grant", (THERE, 7)), ("evict", (HERE, "makes room")), ("migrate", (HERE, THERE))],
 )
 def test_a_pin_in_between_is_heeded_and_answered(act: str, args: tuple[Any, ...]) -> None:
-    def do(hands: AgentHands, session: Fake, told: Told) -> None:
+    def do(hands: SchedulerActions, session: Fake, told: Told) -> None:
         getattr(hands, act)("s", *args)
         session.preferences.pinned = True
 
@@ -128,7 +128,7 @@ def test_a_pin_in_between_is_heeded_and_answered(act: str, args: tuple[Any, ...]
 
 @pytest.mark.parametrize("act", ["evict", "migrate"])
 def test_a_session_that_migrated_meanwhile_is_left_alone(act: str) -> None:
-    def do(hands: AgentHands, session: Fake, told: Told) -> None:
+    def do(hands: SchedulerActions, session: Fake, told: Told) -> None:
         getattr(hands, act)("s", HERE, THERE)
         session.room = SimpleNamespace(device=SimpleNamespace(id="cpu:2"))
 
@@ -137,7 +137,7 @@ def test_a_session_that_migrated_meanwhile_is_left_alone(act: str) -> None:
 
 
 def test_a_preemption_that_overtakes_a_grant_is_answered_and_it_executes_nothing() -> None:
-    def do(hands: AgentHands, session: Fake, told: Told) -> None:
+    def do(hands: SchedulerActions, session: Fake, told: Told) -> None:
         hands.grant("s", THERE, 7)
         hands.preempt("s", 7)
         assert not session.lease.held
@@ -147,7 +147,7 @@ def test_a_preemption_that_overtakes_a_grant_is_answered_and_it_executes_nothing
 
 
 def test_a_grant_that_was_overtaken_does_not_come_after_the_next_one() -> None:
-    async def do(hands: AgentHands, session: Fake, told: Told) -> None:
+    async def do(hands: SchedulerActions, session: Fake, told: Told) -> None:
         async with session.lock:
             hands.grant("s", THERE, 7)
             await asyncio.sleep(0)
@@ -164,7 +164,7 @@ def test_a_grant_that_was_overtaken_does_not_come_after_the_next_one() -> None:
 def test_a_session_suspended_in_its_turn_requests_a_new_one(taken: bool) -> None:
     """Also while it is being preempted: otherwise it would count as being on its device forever."""
 
-    async def do(hands: AgentHands, session: Any, told: Told) -> None:
+    async def do(hands: SchedulerActions, session: Any, told: Told) -> None:
         async def never(*_: object) -> None:
             await asyncio.sleep(1000.0)
 
@@ -184,7 +184,7 @@ def test_a_session_suspended_in_its_turn_requests_a_new_one(taken: bool) -> None
 
 
 def test_a_session_suspended_while_waiting_keeps_its_place() -> None:
-    def do(hands: AgentHands, session: Fake, told: Told) -> None:
+    def do(hands: SchedulerActions, session: Fake, told: Told) -> None:
         session.lease.ask()
         session.lease.suspended()
         assert session.lease.waiting
@@ -195,7 +195,7 @@ def test_a_session_suspended_while_waiting_keeps_its_place() -> None:
 def test_a_turn_that_cannot_be_ended_ends_the_session() -> None:
     """It is unknown whether it still executes, and another session must not execute meanwhile."""
 
-    async def do(hands: AgentHands, session: Any, told: Told) -> None:
+    async def do(hands: SchedulerActions, session: Any, told: Told) -> None:
         async def broken(*_: object) -> None:
             raise ValueError("A mistake.")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jupyter_sing.notebook import magics, status_text
-from kernelproxy.agent.checkpoint.auto_checkpoint import Rule
-from kernelproxy.agent.checkpoint.history import Runs
+from kernelproxy.agent.checkpoint.auto_checkpoint import AutoCheckpointRule
+from kernelproxy.agent.checkpoint.history import KernelRuns
 from kernelproxy.common.errors import ControlError
 
 NEVER = float("inf")
@@ -15,18 +15,18 @@ NEVER = float("inf")
 @pytest.mark.parametrize(
     ("rule", "cells", "seconds", "left"),
     [
-        (Rule(), 100, 1e6, NEVER),
-        (Rule(every=10), 0, 4, 6),
-        (Rule(every=10), 1, 11, 0),
-        (Rule(cells=3), 2, 1e6, NEVER),
-        (Rule(cells=3), 3, 0, 0),
-        (Rule(every=10, cells=3), 2, 4, 6),
-        (Rule(every=10, cells=3), 4, 4, 0),
-        (Rule(every=-1, cells=-1), 4, 4, NEVER),
+        (AutoCheckpointRule(), 100, 1e6, NEVER),
+        (AutoCheckpointRule(every=10), 0, 4, 6),
+        (AutoCheckpointRule(every=10), 1, 11, 0),
+        (AutoCheckpointRule(cells=3), 2, 1e6, NEVER),
+        (AutoCheckpointRule(cells=3), 3, 0, 0),
+        (AutoCheckpointRule(every=10, cells=3), 2, 4, 6),
+        (AutoCheckpointRule(every=10, cells=3), 4, 4, 0),
+        (AutoCheckpointRule(every=-1, cells=-1), 4, 4, NEVER),
     ],
 )
 def test_a_checkpoint_is_due_by_time_or_cells(
-    rule: Rule, cells: int, seconds: float, left: float
+    rule: AutoCheckpointRule, cells: int, seconds: float, left: float
 ) -> None:
     assert rule.seconds_left(cells, seconds) == left
 
@@ -73,7 +73,7 @@ def test_intervals_are_shown() -> None:
 
 
 def test_the_end_of_a_run_is_known_from_the_best_source() -> None:
-    runs = Runs({"live"})
+    runs = KernelRuns({"live"})
     runs.ended("crashed", died=True)
     runs.ended("restarted", died=True)  # its connection ended,
     runs.ended("restarted", died=False)  # because its user had requested it

@@ -7,17 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from kernelproxy.agent.checkpoint.retention import Record, Run, last, of_notebook, surplus
+from kernelproxy.agent.checkpoint.retention import (
+    CheckpointOrigin,
+    KernelRun,
+    last,
+    of_notebook,
+    surplus,
+)
 
 HERE, THERE = "/home/ada/a/digits.ipynb", "/home/ada/b/digits.ipynb"
 
 
-def record(name: str, run: str = "r2", *, by_hand: bool = False, **changes: object) -> Record:
-    found = Record(name, float(name.strip("c")), not by_hand, run, "k", HERE)
+def record(
+    name: str, run: str = "r2", *, by_hand: bool = False, **changes: object
+) -> CheckpointOrigin:
+    found = CheckpointOrigin(name, float(name.strip("c")), not by_hand, run, "k", HERE)
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
-def names(found: list[Record]) -> list[str]:
+def names(found: list[CheckpointOrigin]) -> list[str]:
     return [each.name for each in found]
 
 
@@ -31,9 +39,9 @@ def test_a_notebook_is_known_by_its_kernel_and_by_its_path() -> None:
         record("c6", "r7", kernel_id="other"),
         record("c7", "r1", notebook="/home/ada/renamed.ipynb"),
     ]
-    run = Run("r2", "k", HERE)
+    run = KernelRun("r2", "k", HERE)
     assert names(of_notebook(found, run, {"r2", "r7"})) == ["c1", "c2", "c5", "c7"]
-    nameless = Run("r2", "", "")
+    nameless = KernelRun("r2", "", "")
     blank = [record("c1", kernel_id="", notebook=""), record("c2", "r1", kernel_id="", notebook="")]
     assert names(of_notebook(blank, nameless, {"r2"})) == ["c1"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kernelproxy.agent.devices.co_tenants import shared
-from kernelproxy.agent.devices.usage_history import LATELY_SECONDS, WINDOW_SECONDS, History
+from kernelproxy.agent.devices.usage_history import LATELY_SECONDS, WINDOW_SECONDS, UsageHistory
 
 
 def tenant(name: str, owner: int = 1) -> Any:
@@ -18,7 +18,7 @@ def tenant(name: str, owner: int = 1) -> Any:
 
 def room(device: str, *tenants: Any) -> Any:
     found = {each.id: each for each in tenants}
-    return SimpleNamespace(device=SimpleNamespace(id=device), tenants=found, history=History())
+    return SimpleNamespace(device=SimpleNamespace(id=device), tenants=found, history=UsageHistory())
 
 
 def take_turns(here: Any, names: str, seconds: float, start: float, end: float) -> float:
@@ -110,7 +110,7 @@ def test_a_session_that_takes_no_turns_shares_nothing(change: str) -> None:
 
 
 def test_a_history_is_as_long_as_its_window() -> None:
-    history = History()
+    history = UsageHistory()
     for turn in range(1000):
         history.began("a", turn)
         history.ended("a", turn + 0.5)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kernelproxy.agent.devices.device_allocator import Answer, Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator, GrantAnswer
 from kernelproxy.agent.devices.memory_grants import Neighbour
 from kernelproxy.devices import configured_devices
 
@@ -21,7 +21,7 @@ class Resident:
     owner = 0
     undecided = False
 
-    def __init__(self, room: Room, name: str, granted: int) -> None:
+    def __init__(self, room: DeviceAllocator, name: str, granted: int) -> None:
         self.id = self.name = name
         self.room, self.lock, self.looks = room, asyncio.Lock(), 0
         self.leaves = asyncio.Event()
@@ -47,34 +47,34 @@ class Resident:
     def look(self) -> None:
         self.looks += 1
 
-    async def grow(self, need: int) -> Answer:
+    async def grow(self, need: int) -> GrantAnswer:
         async with self.lock:
             return await self.room.reserve(self, need, queued=False)
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Room:
+def room(monkeypatch: pytest.MonkeyPatch) -> DeviceAllocator:
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:256MiB@1")
     (device,) = configured_devices()
-    return Room(device, MIB)
+    return DeviceAllocator(device, MIB)
 
 
-def test_a_growing_session_does_not_block_others(room: Room) -> None:
+def test_a_growing_session_does_not_block_others(room: DeviceAllocator) -> None:
     async def scenario() -> None:
         first, second, third, fourth = (Resident(room, name, 60 * MIB) for name in "abcd")
         growing = asyncio.create_task(first.grow(110 * MIB))  # suspends the second one
         while not second.lock.locked():
             await asyncio.sleep(0)
         for each in (third, fourth):
-            assert await each.grow(120 * MIB) is Answer.LATER
+            assert await each.grow(120 * MIB) is GrantAnswer.LATER
             assert each.looks == 0
         second.leaves.set()
-        assert await growing is Answer.GRANTED
+        assert await growing is GrantAnswer.GRANTED
         assert [third.looks, fourth.looks] == [1, 1]
         first.busy = True
         fourth.leaves.set()
         # The fourth one can make room, since its own lock is free.
-        assert await third.grow(120 * MIB) is Answer.GRANTED
+        assert await third.grow(120 * MIB) is GrantAnswer.GRANTED
         assert room.ledger.of("d") == 0
 
     asyncio.run(scenario())

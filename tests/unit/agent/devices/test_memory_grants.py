@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from kernelproxy.agent.devices.memory_grants import Ledger, Neighbour, Room, plan_room
+from kernelproxy.agent.devices.memory_grants import GrantPlan, GrantTable, Neighbour, plan_room
 from kernelproxy.common.errors import InternalError
 
 
 def test_grants_come_in_steps_as_long_as_there_is_room() -> None:
-    ledger = Ledger(total=100, step=30)
+    ledger = GrantTable(total=100, step=30)
     assert ledger.rounded("a", 1) == 30
     ledger.hold("a", 30)
     assert ledger.rounded("b", 65) == 70  # all that is left
@@ -20,7 +20,7 @@ def test_grants_come_in_steps_as_long_as_there_is_room() -> None:
 
 
 def test_a_session_is_short_of_what_others_hold() -> None:
-    ledger = Ledger(total=100, step=10)
+    ledger = GrantTable(total=100, step=10)
     ledger.hold("a", 60)
     assert ledger.short("a", 100) == 0
     assert ledger.short("b", 40) == 0
@@ -31,7 +31,7 @@ def test_a_session_is_short_of_what_others_hold() -> None:
 
 
 def test_more_than_there_is_cannot_be_held() -> None:
-    ledger = Ledger(total=100, step=10)
+    ledger = GrantTable(total=100, step=10)
     ledger.hold("a", 60)
     with pytest.raises(InternalError):
         ledger.hold("b", 41)
@@ -41,13 +41,13 @@ def test_more_than_there_is_cannot_be_held() -> None:
 
 
 def test_no_room_is_made_where_none_lacks() -> None:
-    assert plan_room(0, [Neighbour("a", 10, 0, 0.0)]) == Room()
+    assert plan_room(0, [Neighbour("a", 10, 0, 0.0)]) == GrantPlan()
 
 
 def test_unused_grants_go_before_anybody_is_suspended() -> None:
     neighbours = [Neighbour("small", 20, 15, 1.0), Neighbour("large", 50, 20, None)]
-    assert plan_room(30, neighbours) == Room(cut={"large": 20})
-    assert plan_room(31, neighbours) == Room(cut={"large": 20, "small": 15})
+    assert plan_room(30, neighbours) == GrantPlan(cut={"large": 20})
+    assert plan_room(31, neighbours) == GrantPlan(cut={"large": 20, "small": 15})
 
 
 def test_the_longest_idle_are_suspended_and_no_more_than_needed() -> None:
@@ -56,14 +56,14 @@ def test_the_longest_idle_are_suspended_and_no_more_than_needed() -> None:
         Neighbour("old", 10, 10, 1.0),
         Neighbour("middle", 20, 20, 2.0),
     ]
-    assert plan_room(5, neighbours) == Room(suspend=["old"])
-    assert plan_room(30, neighbours) == Room(suspend=["old", "middle"])
-    assert plan_room(40, neighbours) == Room(suspend=["new"])
+    assert plan_room(5, neighbours) == GrantPlan(suspend=["old"])
+    assert plan_room(30, neighbours) == GrantPlan(suspend=["old", "middle"])
+    assert plan_room(40, neighbours) == GrantPlan(suspend=["new"])
 
 
 def test_busy_neighbours_are_not_suspended() -> None:
     neighbours = [Neighbour("busy", 50, 50, None), Neighbour("idle", 10, 10, 0.0)]
-    assert plan_room(10, neighbours) == Room(suspend=["idle"])
+    assert plan_room(10, neighbours) == GrantPlan(suspend=["idle"])
     assert plan_room(11, neighbours) is None
 
 
@@ -78,7 +78,7 @@ def test_a_plan_frees_enough_and_evicts_no_more_than_needed(seed: int) -> None:
     short = chance.randrange(1, 300)
     plan = plan_room(short, neighbours)
 
-    def freed(plan: Room) -> int:
+    def freed(plan: GrantPlan) -> int:
         cut = sum(by_name[name].granted - grant for name, grant in plan.cut.items())
         return cut + sum(by_name[name].granted for name in plan.suspend)
 

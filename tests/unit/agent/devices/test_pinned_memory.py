@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.devices import Device, configured_devices
 
 MIB = 1 << 20
@@ -25,7 +25,7 @@ def tenant(name: str, owner: int, kept: int) -> Any:
 
 
 def test_names_are_shown_only_to_their_owner(device: Device) -> None:
-    room = Room(device, MIB)
+    room = DeviceAllocator(device, MIB)
     for each in (tenant("mine.ipynb", 1, 64 * MIB), tenant("theirs.ipynb", 2, 128 * MIB)):
         room.tenants[each.id] = each
     text = room.kept_from(tenant("waits", 1, 0), 100 * MIB)

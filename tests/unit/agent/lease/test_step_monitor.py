@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lease import step_monitor
 from kernelproxy.agent.lease.step_monitor import StepMonitor
 from kernelproxy.common.protocol import Observed
@@ -46,7 +46,7 @@ class Fake:
 
     def __init__(self) -> None:
         self.id, self.observed, self.asked = "a", STEP, list[float]()
-        self.room = Room(SimpleNamespace(memory_total=1 << 30), 1)  # type: ignore[arg-type]
+        self.room = DeviceAllocator(SimpleNamespace(memory_total=1 << 30), 1)  # type: ignore[arg-type]
         self.client = SimpleNamespace(head=100, memory_used=7)
         self.page = SimpleNamespace(consumed=100)
         memory = SimpleNamespace(client=self.client, worker=self.page)

@@ -6,8 +6,8 @@ import mmap
 import os
 from pathlib import Path
 
-from kernelproxy.agent.daemon_id import Mark
-from kernelproxy.agent.process.image_dirs import COMPLETE, ImageDirectories
+from kernelproxy.agent.daemon_id import DaemonId
+from kernelproxy.agent.process.image_dirs import COMPLETE, ImageDirs
 from kernelproxy.agent.workers.process_watch import memory_bytes
 
 MIB = 1 << 20
@@ -18,7 +18,7 @@ def fill(directory: Path, name: str, count: int) -> None:
 
 
 def test_images_of_a_replacement_process_count(tmp_path: Path) -> None:
-    ours, others = (ImageDirectories(tmp_path / "images", Mark(tmp_path / name)) for name in "ab")
+    ours, others = (ImageDirs(tmp_path / "images", DaemonId(tmp_path / name)) for name in "ab")
     assert ours.usage() == 0
     of_checkpoint, asleep = ours.make("s1"), others.make("s2", 3 * MIB)
     fill(of_checkpoint, "pages-1.img", MIB)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernelproxy.agent.daemon_id import Mark
-from kernelproxy.agent.process.image_dirs import ImageDirectories
+from kernelproxy.agent.daemon_id import DaemonId
+from kernelproxy.agent.process.image_dirs import ImageDirs
 
 
 def test_leftovers_of_dead_agents_are_removed_and_images_in_use_stay(tmp_path: Path) -> None:
-    root, mark = tmp_path / "processes", Mark(tmp_path / "runtime")
-    dead = ImageDirectories(root, mark)
+    root, mark = tmp_path / "processes", DaemonId(tmp_path / "runtime")
+    dead = ImageDirs(root, mark)
     left, kept = dead.make("left"), dead.make("kept")
-    images = ImageDirectories(root, mark)  # of the next agent
+    images = ImageDirs(root, mark)  # of the next agent
     made = images.make("made")  # before the cleanup thread has reached it
     images.tidy([kept])
     assert (left.exists(), kept.exists(), made.exists()) == (False, True, True)

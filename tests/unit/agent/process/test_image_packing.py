@@ -7,7 +7,7 @@ import random
 from contextlib import closing
 from pathlib import Path
 
-from kernelproxy.agent.process.image_packing import Blobs, Packed, unpack
+from kernelproxy.agent.process.image_packing import Blobs, PackedImages, unpack
 from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.manifest import Label, Manifest
 
@@ -48,11 +48,11 @@ def test_images_come_back_whole_and_as_a_delta(tmp_path: Path) -> None:
     pages[5000:5003] = b"new"
     second = written(tmp_path / "second", bytes(pages) + b"and an odd end")
     compared: list[int] = []
-    with closing(Packed(tmp_path / "first")) as packed:
+    with closing(PackedImages(tmp_path / "first")) as packed:
         assert packed.work(None) == 0
         base = stored(store, "one", packed.blobs(store, None, compared.append))
     assert compared == []
-    with closing(Packed(tmp_path / "second")) as packed:
+    with closing(PackedImages(tmp_path / "second")) as packed:
         blobs = packed.blobs(store, base, compared.append)
         assert sum(compared) == packed.work(base)
         later = stored(store, "two", blobs)

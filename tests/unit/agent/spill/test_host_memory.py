@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.agent.daemon_id import Mark
+from kernelproxy.agent.daemon_id import DaemonId
 from kernelproxy.agent.spill import host_memory
 from kernelproxy.agent.spill.host_memory import HostMemory
-from kernelproxy.agent.spill.spill_policy import Parked
-from kernelproxy.agent.spill.spill_store import ColdStates
+from kernelproxy.agent.spill.spill_policy import SuspendedState
+from kernelproxy.agent.spill.spill_store import SpillStore
 from kernelproxy.common.errors import StoreError
 
 
@@ -25,8 +25,8 @@ class SpillableSession:
         self.id, self.undecided, self.asked = "guest", False, 0
         self.answers: list[bool | StoreError] = []
 
-    def as_parked(self) -> Parked | None:
-        return None if self.undecided else Parked(self.id, self.host_bytes, 0.0)
+    def as_parked(self) -> SuspendedState | None:
+        return None if self.undecided else SuspendedState(self.id, self.host_bytes, 0.0)
 
     async def chill(self) -> bool:
         self.asked += 1
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Callable[[Play], SpillableSession]:
         guest = SpillableSession()
 
         async def body() -> None:
-            cold = ColdStates(tmp_path / "states", 1 << 30, Mark(tmp_path))
+            cold = SpillStore(tmp_path / "states", 1 << 30, DaemonId(tmp_path))
             host = HostMemory(1, 0.0, cold, lambda: [guest])
             await play(host, guest)
             await host.close()

@@ -6,9 +6,13 @@ import math
 
 import pytest
 
-from kernelproxy.agent.spill.spill_policy import Parked, choose_cold, seconds_to_next
+from kernelproxy.agent.spill.spill_policy import SuspendedState, choose_cold, seconds_to_next
 
-A, B, C = Parked("a", 10, 100.0), Parked("b", 30, 50.0), Parked("c", 20, 80.0)
+A, B, C = (
+    SuspendedState("a", 10, 100.0),
+    SuspendedState("b", 30, 50.0),
+    SuspendedState("c", 20, 80.0),
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,6 @@ def test_a_session_unused_for_long_is_spilled_anyway(
 
 
 def test_a_session_that_frees_nothing_stays() -> None:
-    empty = Parked("e", 0, 0.0)
+    empty = SuspendedState("e", 0, 0.0)
     assert choose_cold([empty, A], 5, now=110.0, cold_after=10.0) == ["a"]
     assert seconds_to_next([empty], 110.0, 10.0) == math.inf

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.agent.daemon_id import Mark
-from kernelproxy.agent.spill.spill_store import TABLES, ColdStates
+from kernelproxy.agent.daemon_id import DaemonId
+from kernelproxy.agent.spill.spill_store import TABLES, SpillStore
 from kernelproxy.storage.manifest import Label
 
 
@@ -18,14 +18,14 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "states"
 
 
-def daemon(store: Path, runtime: Path) -> ColdStates:
+def daemon(store: Path, runtime: Path) -> SpillStore:
     """Return the states of a daemon; they count as in use if a process holds its lock."""
     runtime.mkdir(exist_ok=True)
     (runtime / "agent.lock").touch()
-    return ColdStates(store, 1 << 30, Mark(runtime))
+    return SpillStore(store, 1 << 30, DaemonId(runtime))
 
 
-def put(states: ColdStates, label: Label) -> None:
+def put(states: SpillStore, label: Label) -> None:
     fd = os.memfd_create("nothing")
     try:
         states.store().put(label, fd, [], blobs={TABLES: b"tables"})
@@ -33,11 +33,11 @@ def put(states: ColdStates, label: Label) -> None:
         os.close(fd)
 
 
-def chill(states: ColdStates, session: str) -> None:
+def chill(states: SpillStore, session: str) -> None:
     put(states, states.label(session, "digits.ipynb", 7, "ada", "", "software", 0))
 
 
-def names(states: ColdStates) -> list[str]:
+def names(states: SpillStore) -> list[str]:
     return sorted(name for _, name in states.store().names())
 
 

@@ -10,15 +10,15 @@ from kernelproxy.agent.state.snapshot_budget import (
     UPLOAD_BYTES,
     UPLOAD_COPIES,
     UPLOAD_COPIES_MAX,
-    Cadence,
-    Inflow,
+    LogInflow,
+    SnapshotBudget,
 )
 
 MIB = 1 << 20
 
 
 def test_the_first_snapshot_may_begin_at_once_and_is_due_after_a_while() -> None:
-    cadence = Cadence(replay_seconds=2.0)
+    cadence = SnapshotBudget(replay_seconds=2.0)
     assert cadence.allowed(0.0)
     assert cadence.seconds_left(0.5, 7.0) == 1.5
 
@@ -28,7 +28,7 @@ def test_the_first_snapshot_may_begin_at_once_and_is_due_after_a_while() -> None
     [(0.0, 2.0), (0.001, 2.0), (0.1, 5.0), (-1.0, 2.0)],
 )
 def test_the_cost_of_a_snapshot_delays_the_next_one(cost: float, left: float) -> None:
-    cadence = Cadence(share=0.02, replay_seconds=2.0)
+    cadence = SnapshotBudget(share=0.02, replay_seconds=2.0)
     cadence.saved(10.0, 100.0, cost)
     assert cadence.seconds_left(10.0, 100.0) == pytest.approx(left)
     assert cadence.allowed(100.0) is (cost <= 0)
@@ -36,7 +36,7 @@ def test_the_cost_of_a_snapshot_delays_the_next_one(cost: float, left: float) ->
 
 
 def test_a_session_that_waits_for_data_is_saved_by_time_and_replays_little() -> None:
-    cadence = Cadence(share=0.02, replay_seconds=2.0)
+    cadence = SnapshotBudget(share=0.02, replay_seconds=2.0)
     cadence.saved(10.0, 100.0, 0.1)
     assert cadence.allowed(105.0)  # though it has executed for half a second only
     assert cadence.seconds_left(10.5, 105.0) == pytest.approx(1.5)
@@ -46,7 +46,7 @@ def test_a_session_that_waits_for_data_is_saved_by_time_and_replays_little() -> 
 def test_snapshots_take_their_share_and_no_more(seed: int) -> None:
     pick = random.Random(seed)
     share = pick.uniform(0.005, 0.5)
-    cadence, busy, now, spent = Cadence(share), 0.0, 0.0, 0.0
+    cadence, busy, now, spent = SnapshotBudget(share), 0.0, 0.0, 0.0
     for _ in range(pick.randint(1, 50)):
         while (left := cadence.seconds_left(busy, now)) > 0:
             now += left
@@ -74,13 +74,13 @@ def test_snapshots_take_their_share_and_no_more(seed: int) -> None:
 def test_an_upload_is_recognised_by_its_few_operators(
     head: int, operators: int, is_upload: bool
 ) -> None:
-    inflow = Inflow()
+    inflow = LogInflow()
     inflow.note(head, operators)
     assert inflow.is_upload is is_upload
 
 
 def test_operators_before_the_snapshot_do_not_count() -> None:
-    inflow = Inflow()
+    inflow = LogInflow()
     inflow.saved(10 * MIB, 100_000)
     inflow.note(300 * MIB, 100_020)
     assert inflow.is_upload
@@ -106,7 +106,7 @@ def test_operators_before_the_snapshot_do_not_count() -> None:
 def test_an_upload_is_saved_if_what_that_copies_is_of_the_size_of_what_came(
     copies: float, full: bool, worth: bool
 ) -> None:
-    uploading, computing = Inflow(), Inflow()
+    uploading, computing = LogInflow(), LogInflow()
     uploading.note(256 * MIB, 0)
     computing.note(256 * MIB, 256 * MIB // 200)
     dirty = int(copies * 256 * MIB)

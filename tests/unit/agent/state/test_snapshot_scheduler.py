@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.state.snapshot_scheduler import BEHIND_SECONDS, FULL, REST_SECONDS, Upkeep
+from kernelproxy.agent.state.snapshot_scheduler import (
+    BEHIND_SECONDS,
+    FULL,
+    REST_SECONDS,
+    SnapshotScheduler,
+)
 from kernelproxy.common.errors import WorkerError
 
 MIB = 1 << 20
@@ -75,7 +80,7 @@ class ScheduledSession:
 
     def __init__(self, *, cost: float = 0.0) -> None:
         self.state, self.asked, self.room = CountingState(save_cost=cost), 0, True
-        self.upkeep = Upkeep(self.state, BUDGET, self._has, lambda: None)  # type: ignore[arg-type]
+        self.upkeep = SnapshotScheduler(self.state, BUDGET, self._has, lambda: None)  # type: ignore[arg-type]
         if cost:
             self.state.comes(8, operators=1, dirty=1)
             self.tend(rested=0.0, busy=10.0)

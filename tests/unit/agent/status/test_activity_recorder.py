@@ -12,7 +12,7 @@ import pytest
 
 from kernelproxy.agent.session.states import State
 from kernelproxy.agent.status import activity_recorder, activity_store, session_status
-from kernelproxy.agent.status.activity_recorder import Chronicle
+from kernelproxy.agent.status.activity_recorder import ActivityRecorder
 from tests.unit.agent.status.test_activity_store import DEVICES, NOW
 
 ROOMS: dict[str, Any] = {
@@ -51,8 +51,8 @@ class RecordedDay:
 
     def begin(self, *, kept: bool) -> None:
         """Start an agent, which finds the existing sessions."""
-        record = activity_store.Record(self.directory)
-        self.chronicle = Chronicle(self.sessions, ROOMS, record)
+        record = activity_store.ActivityStore(self.directory)
+        self.chronicle = ActivityRecorder(self.sessions, ROOMS, record)
         self.chronicle.begin(kept=kept)
         for each in self.sessions.values():
             self.chronicle.opened(each)

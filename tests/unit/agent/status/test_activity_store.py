@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kernelproxy.agent.status import activity_store
-from kernelproxy.agent.status.activity_store import KEPT_SECONDS, NAME, Record, read
+from kernelproxy.agent.status.activity_store import KEPT_SECONDS, NAME, ActivityStore, read
 from kernelproxy.agent.status.timeline import Change
 
 DEVICES = [("cpu:0", "software", 1 << 30), ("cpu:1", "software", 2 << 30)]
@@ -19,15 +19,15 @@ NOW = 1_800_000_000.0
 UID = 4321
 
 
-def begun(directory: Path, at: float = NOW, *, kept: bool = False) -> Record:
-    record = Record(directory)
+def begun(directory: Path, at: float = NOW, *, kept: bool = False) -> ActivityStore:
+    record = ActivityStore(directory)
     record.begin(at, DEVICES, kept=kept)
     record.taken_over()
     return record
 
 
 def change(
-    record: Record, at: float, state: str, session: str = "a", device: str = "cpu:0"
+    record: ActivityStore, at: float, state: str, session: str = "a", device: str = "cpu:0"
 ) -> None:
     record.changed(Change(NOW + at, session, device, state))
 
@@ -112,7 +112,7 @@ def test_sessions_that_the_next_agent_takes_over_go_on(tmp_path: Path) -> None:
     for session in ("a", "b"):
         change(record, 1, "running", session)
     record._scribe.close()
-    record = Record(tmp_path)
+    record = ActivityStore(tmp_path)
     record.begin(NOW + 10, DEVICES, kept=True)  # its supervisor has seen the end
     change(record, 11, "unused", "a")
     record.taken_over()

@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from kernelproxy.agent.api.agent import Agent
-from kernelproxy.agent.api.request_handlers import Conversations
+from kernelproxy.agent.api.request_handlers import RequestHandlers
 from kernelproxy.agent.session.states import State
-from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.status import activity_store
-from kernelproxy.agent.supervisor.fdstore import Deposited
+from kernelproxy.agent.supervisor.fdstore import PersistedSession
 from kernelproxy.common import paths
 from kernelproxy.common.protocol import OpenSession
 from kernelproxy.common.shared_memory import PAGE_BYTES, ClientPage
@@ -30,7 +30,7 @@ class CountingSupervisor:
     def __init__(self) -> None:
         self.count = 0
 
-    def put(self, deposited: Deposited) -> None:
+    def put(self, deposited: PersistedSession) -> None:
         self.count += 1
 
     def drop(self, session: str) -> None:
@@ -69,7 +69,7 @@ async def changes_nothing(agent: Agent, kept: CountingSupervisor) -> None:
     pages = [bytes(page.memory[:PAGE_BYTES]) for page in (memory.client, memory.agent)]
     before = kept.count, session.core.state, session.core.reason, session.core.since
     for _ in range(3):
-        (shown,) = Conversations(agent).status(os.getuid()).sessions
+        (shown,) = RequestHandlers(agent).status(os.getuid()).sessions
         assert shown["state"] == "running"
     after = kept.count, session.core.state, session.core.reason, session.core.since
     assert after == before
@@ -84,7 +84,7 @@ def test_a_status_request_changes_nothing() -> None:
 
     async def ask() -> None:
         kept = CountingSupervisor()
-        agent = Agent(configured_devices(), Settings(), kept, lambda: None)  # type: ignore[arg-type]
+        agent = Agent(configured_devices(), AgentSettings(), kept, lambda: None)  # type: ignore[arg-type]
         agent.chronicle.begin(kept=False)
         try:
             await changes_nothing(agent, kept)

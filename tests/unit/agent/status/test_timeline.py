@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from kernelproxy.agent.status.timeline import (
     HELD,
     Change,
-    History,
     Span,
     Step,
+    Timeline,
     coarser,
     cut,
     merged,
@@ -46,7 +46,7 @@ def state_at(history: list[Change], session: str, at: float) -> tuple[str, str] 
 
 def spans(history: list[Change], *resolutions: float) -> list[Span]:
     """Return spans, merged at coarser and coarser resolutions."""
-    found = History(history, SINCE, UNTIL).spans()
+    found = Timeline(history, SINCE, UNTIL).spans()
     for each in resolutions:
         found = coarser(found, each)
     return found
@@ -104,7 +104,7 @@ def test_cells_that_follow_each_other_are_one() -> None:
     for at in range(100, 110):
         history += [change(at, "running"), change(at + 0.6, "idle")]
     history += [change(200, "running"), change(200.1, "idle"), change(300, "suspended")]
-    found = History(history, 0, 1000).spans()
+    found = Timeline(history, 0, 1000).spans()
     assert [(each.state, each.start, each.end) for each in coarser(found, 1.0)] == [
         ("idle", 0, 100),
         ("running", 100, 109.6),
@@ -120,7 +120,7 @@ def test_merged_spans_do_not_count_the_gap() -> None:
         for at in range(100, 200, 10)
         for more, state in ((0, "running"), (0.5, "idle"), (1, "suspended"))
     ]
-    found = History(history, 0, 1000).spans()
+    found = Timeline(history, 0, 1000).spans()
     (one,) = coarser(found, 432.0)
     assert (one.state, one.start, one.end, one.seconds) == ("running", 100, 191, 5.0)
     assert sum(each.seconds for each in found if each.state == "running") == one.seconds
@@ -132,12 +132,12 @@ def test_a_clock_that_is_set_back_makes_no_time_run_backwards() -> None:
         Change(40, "a", "cpu:0", "idle"),
         Change(60, "a", "cpu:0", "ended"),
     ]
-    assert History(history, 0, 100).spans() == [Span("a", "cpu:0", "idle", 50, 60, 10)]
+    assert Timeline(history, 0, 100).spans() == [Span("a", "cpu:0", "idle", 50, 60, 10)]
 
 
 @given(histories())
 def test_the_queue_is_counted(history: list[Change]) -> None:
-    steps = History(history, SINCE, UNTIL).queues().get("cpu:0", [(SINCE, 0)])
+    steps = Timeline(history, SINCE, UNTIL).queues().get("cpu:0", [(SINCE, 0)])
     assert steps[0][0] == SINCE
     for at in range(20, 80):
         last = {e.session: e for e in history if e.at <= at}

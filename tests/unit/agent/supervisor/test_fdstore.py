@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kernelproxy.agent.api.agent import Agent
-from kernelproxy.agent.api.request_handlers import Conversations
-from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.api.request_handlers import RequestHandlers
+from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, Deposited
+from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, PersistedSession
 from kernelproxy.agent.supervisor.supervisor import end_processes
 from kernelproxy.common.shared_memory import AgentPage, Presence, SessionMemory
 from kernelproxy.devices import configured_devices
@@ -33,10 +33,10 @@ class FakeSupervisor:
     """Supervisor double that records calls."""
 
     def __init__(self) -> None:
-        self.put_: list[Deposited] = []
+        self.put_: list[PersistedSession] = []
         self.dropped: list[str] = []
 
-    def put(self, deposited: Deposited) -> None:
+    def put(self, deposited: PersistedSession) -> None:
         self.put_.append(deposited)
 
     def drop(self, session: str) -> None:
@@ -44,7 +44,7 @@ class FakeSupervisor:
 
 
 def state_record(**changes: Any) -> dict[str, Any]:
-    state = DeviceState("s", configured_devices()[0], Settings())
+    state = DeviceState("s", configured_devices()[0], AgentSettings())
     found = state.record()[0] | changes
     state.memory.close()
     return found
@@ -93,9 +93,9 @@ def adopt(
     kept = FakeSupervisor()
 
     async def take_over() -> tuple[list[dict[str, Any]], str]:
-        agent = Agent(configured_devices(), Settings(), kept, lambda: None)  # type: ignore[arg-type]
-        agent.adopt([Deposited("s", record, fds, stuck)])
-        sessions = Conversations(agent).status(0).sessions
+        agent = Agent(configured_devices(), AgentSettings(), kept, lambda: None)  # type: ignore[arg-type]
+        agent.adopt([PersistedSession("s", record, fds, stuck)])
+        sessions = RequestHandlers(agent).status(0).sessions
         ended = page.reason if page.presence == Presence.ENDED else ""
         await agent.close()
         return sessions, ended
@@ -150,7 +150,9 @@ def test_a_snapshot_that_was_deposited_is_published() -> None:
     (device, *_) = configured_devices()
 
     async def go_on() -> None:
-        found = DeviceState.adopt(Deposited("s", record(state=state), fds), device, Settings())
+        found = DeviceState.adopt(
+            PersistedSession("s", record(state=state), fds), device, AgentSettings()
+        )
         assert (found.position, found.memory.agent.retained) == (200, 200)
         assert found.record()[0] == state
         assert {name for name, _ in found.record()[1]} == {*memory.NAMES, "snapshot"}

@@ -7,12 +7,12 @@ from kernelproxy.agent.supervisor.supervisor import (
     LIVED_SECONDS,
     PAUSE_MAX,
     TRIED_SECONDS,
-    Series,
+    RestartPauses,
 )
 
 
 def test_the_first_are_replaced_at_once_and_then_with_growing_pauses_for_half_an_hour() -> None:
-    series, now, pauses = Series(0.0), 1.0, []
+    series, now, pauses = RestartPauses(0.0), 1.0, []
     while (pause := series.pause(now)) is not None:
         pauses.append(pause)
         now += pause + 0.5
@@ -22,7 +22,7 @@ def test_the_first_are_replaced_at_once_and_then_with_growing_pauses_for_half_an
 
 
 def test_an_agent_that_lived_for_a_while_is_replaced_at_once() -> None:
-    series, now = Series(0.0), 0.0
+    series, now = RestartPauses(0.0), 0.0
     for _ in range(1000):
         now += LIVED_SECONDS
         assert series.pause(now) == 0.0

@@ -11,29 +11,29 @@ from kernelproxy.agent.workers.crash_policy import (
     KILLS_MAX,
     PAUSE_OF_DEATHS_MAX,
     SAME_RECORD_MAX,
-    Deaths,
+    CrashPolicy,
     Verdict,
     pause,
 )
-from kernelproxy.agent.workers.oom_kills import Starvation
+from kernelproxy.agent.workers.oom_kills import OomKills
 
 
 def test_a_death_with_nothing_to_execute_is_no_records_fault() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     for _ in range(SAME_RECORD_MAX + 2):
         assert deaths.note(consumed=80, head=80) is Verdict.RETRY
     assert deaths.skip == []
 
 
 def test_the_third_death_in_a_row_at_a_record_skips_it() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     verdicts = [deaths.note(consumed=8, head=80) for _ in range(SAME_RECORD_MAX)]
     assert verdicts == [Verdict.RETRY, Verdict.RETRY, Verdict.SKIP]
     assert deaths.skip == [8]
 
 
 def test_after_a_death_at_a_record_the_next_worker_is_careful_until_that_is_decided() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     careful = []
     for consumed in (8, 4, 4, 4):  # the first one was reported late
         careful.append(deaths.careful)
@@ -46,7 +46,7 @@ def test_after_a_death_at_a_record_the_next_worker_is_careful_until_that_is_deci
 
 
 def test_a_signal_from_outside_is_no_records_fault() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     for _ in range(2 * SAME_RECORD_MAX):
         assert deaths.note(8, 80, -signal.SIGKILL) is Verdict.RETRY
     assert deaths.note(8, 80, -signal.SIGSEGV) is Verdict.RETRY
@@ -54,27 +54,27 @@ def test_a_signal_from_outside_is_no_records_fault() -> None:
 
 
 def test_deaths_at_other_records_between_start_the_count_anew() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     for consumed in (8, 8, 16, 8, 8, 16):
         assert deaths.note(consumed, head=80) is Verdict.RETRY
     assert deaths.skip == []
 
 
 def test_several_records_can_be_skipped() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     for consumed in (8, 8, 8, 16, 16, 16):
         deaths.note(consumed, head=80)
     assert deaths.skip == [8, 16]
 
 
 def test_a_record_that_kills_though_it_is_skipped_ends_the_session() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     verdicts = [deaths.note(consumed=8, head=80) for _ in range(2 * SAME_RECORD_MAX)]
     assert verdicts[-1] is Verdict.FAIL
 
 
 def test_dying_without_progress_is_followed_by_longer_and_longer_pauses_and_never_ends() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     pauses = []
     for _ in range(1000):
         assert deaths.note(consumed=80, head=80) is Verdict.RETRY
@@ -86,14 +86,14 @@ def test_dying_without_progress_is_followed_by_longer_and_longer_pauses_and_neve
 
 
 def test_after_progress_the_next_worker_is_started_at_once() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     for consumed in range(0, 8000, 8):
         assert deaths.note(consumed, 1 << 20, -signal.SIGKILL) is Verdict.RETRY
         assert deaths.pause == 0.0
 
 
 def test_a_record_that_wants_more_memory_than_there_is_is_skipped_after_pauses() -> None:
-    deaths, pauses = Deaths(), []
+    deaths, pauses = CrashPolicy(), []
     for verdict in (Verdict.RETRY, Verdict.RETRY, Verdict.SKIP):
         assert deaths.note(8, 80, -signal.SIGKILL, starved=True) is verdict
         pauses.append(deaths.pause)
@@ -104,7 +104,7 @@ def test_a_record_that_wants_more_memory_than_there_is_is_skipped_after_pauses()
 
 
 def test_want_of_memory_at_a_record_that_is_skipped_already_ends_nothing() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     verdicts = [deaths.note(8, 80, -signal.SIGKILL, starved=True) for _ in range(50)]
     assert verdicts.count(Verdict.SKIP) == 1
     assert Verdict.FAIL not in verdicts
@@ -112,7 +112,7 @@ def test_want_of_memory_at_a_record_that_is_skipped_already_ends_nothing() -> No
 
 
 def test_kills_at_a_record_that_is_skipped_already_end_nothing() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     verdicts = [deaths.note(8, 80, -signal.SIGKILL) for _ in range(5 * KILLS_MAX)]
     assert verdicts.count(Verdict.SKIP) == 1
     assert Verdict.FAIL not in verdicts
@@ -120,7 +120,7 @@ def test_kills_at_a_record_that_is_skipped_already_end_nothing() -> None:
 
 
 def test_kills_at_one_record_for_more_than_a_minute_are_no_accident() -> None:
-    deaths, seconds = Deaths(), 0.0
+    deaths, seconds = CrashPolicy(), 0.0
     for _ in range(KILLS_MAX - 1):
         assert deaths.note(8, 80, -signal.SIGKILL) is Verdict.RETRY
         seconds += deaths.pause
@@ -130,7 +130,7 @@ def test_kills_at_one_record_for_more_than_a_minute_are_no_accident() -> None:
 
 
 def test_kills_at_different_records_blame_none() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     for consumed in [8] * (KILLS_MAX - 1) + [16, 8] * KILLS_MAX:
         assert deaths.note(consumed, 80, -signal.SIGKILL) is Verdict.RETRY
 
@@ -143,7 +143,7 @@ def test_the_system_names_the_process_killed_for_memory(tmp_path: Path) -> None:
     own = Path("/proc/self/cgroup").read_text().splitlines()
     machine = tmp_path / "vmstat"
     machine.write_text("oom_kill 4\n")
-    lacking = Starvation(os.getpid(), tmp_path / "none", machine)
+    lacking = OomKills(os.getpid(), tmp_path / "none", machine)
     assert not lacking.happened()
     machine.write_text("oom_kill 5\n")
     assert lacking.happened()
@@ -157,7 +157,7 @@ def test_the_system_names_the_process_killed_for_memory(tmp_path: Path) -> None:
         directory.mkdir(parents=True)
         counts = directory / ("memory.events" if two else "memory.oom_control")
         counts.write_text("max 3\noom_kill 0\n")
-        watched = Starvation(os.getpid(), groups, machine)
+        watched = OomKills(os.getpid(), groups, machine)
         machine.write_text("oom_kill 9\n")
         assert not watched.happened()
         counts.write_text("max 3\noom_kill 1\n")
@@ -165,7 +165,7 @@ def test_the_system_names_the_process_killed_for_memory(tmp_path: Path) -> None:
 
 
 def test_records_below_a_snapshot_are_forgotten() -> None:
-    deaths = Deaths()
+    deaths = CrashPolicy()
     for consumed in (8, 8, 8, 16, 16, 16):
         deaths.note(consumed, head=80)
     deaths.forget_before(16)
