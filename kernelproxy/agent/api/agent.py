@@ -53,7 +53,7 @@ class Agent:
     ----------
     devices : sequence of Device
     settings : AgentSettings
-    deposits : FdStore
+    fdstore : FdStore
         Persists what the next agent needs to recover the sessions.
     on_quiet : callable
         Called when the last session closes, and when a connection ends while there is no session.
@@ -65,7 +65,7 @@ class Agent:
         self,
         devices: Sequence[Device],
         settings: AgentSettings,
-        deposits: FdStore,
+        fdstore: FdStore,
         on_quiet: Callable[[], object],
         arbiter: Arbiter | None = None,
     ) -> None:
@@ -77,12 +77,12 @@ class Agent:
         self.elsewhere: Sequence[str] = ()  # see `StatusReply`
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
-        self.settings, self._deposits, self.on_quiet = settings, deposits, on_quiet
+        self.settings, self._fdstore, self.on_quiet = settings, fdstore, on_quiet
         self.arbiter = arbiter or Everybody()
         self._hands = SchedulerActions(self.arbiter, self.sessions, self.rooms)
         self.arbiter.begin(self._hands, {each.id: each.memory_total for each in devices})
-        self.audience = Subscribers(self.sessions, self.rooms)
-        self.chronicle = ActivityRecorder(
+        self.subscribers = Subscribers(self.sessions, self.rooms)
+        self.recorder = ActivityRecorder(
             self.sessions, self.rooms, activity_store.ActivityStore(paths.runtime_dir())
         )
         self._households = UserZygotes(settings, self._on_compiling)
@@ -99,9 +99,9 @@ class Agent:
         self._host = HostMemory(settings.host_memory, settings.cold_after, cold, self._guests)
         self.runs = KernelRuns(self.sessions.keys())
         self._remembered = RememberedPreferences(paths.runtime_dir() / "wanted.json")
-        observer = StatusObserver(self.audience, self.chronicle)
+        observer = StatusObserver(self.subscribers, self.recorder)
         self._services = HostServices(
-            settings, self._host, self.checkpoints, self._images, self.runs, deposits, self.arbiter,
+            settings, self._host, self.checkpoints, self._images, self.runs, fdstore, self.arbiter,
             observer,
         )  # fmt: skip
         self._tidying: asyncio.TimerHandle | None = None
@@ -170,12 +170,12 @@ class Agent:
         zygotes = self._households.of(runs_as)
         session = Session(identity, room, state, zygotes, self._services, self._forget)
         self.sessions[name] = session
-        self.chronicle.opened(session)
+        self.recorder.opened(session)
         self.arbiter.opened(session.preferences.terms())
         session.changed()
         return session
 
-    def deposit(self) -> None:
+    def persist(self) -> None:
         """Persist all sessions."""
         for session in self.sessions.values():
             session.persist()
@@ -183,8 +183,8 @@ class Agent:
     def begin(self) -> None:
         """Start background work. The sessions of a dead agent have been recovered before."""
         if not self._began:
-            self.chronicle.begin(kept=False)
-        self.chronicle.taken_over()
+            self.recorder.begin(kept=False)
+        self.recorder.taken_over()
         self._forms.begin()
         sessions = list(self.sessions)
         directories = [each.hibernation.directory for each in self.sessions.values()]
@@ -205,7 +205,7 @@ class Agent:
             If descriptors or memory run out: no session is ended because of that.
         """
         self._began = True
-        self.chronicle.begin(kept=True)
+        self.recorder.begin(kept=True)
         for each in deposited:
             with each:
                 try:
@@ -218,7 +218,7 @@ class Agent:
                     if session := self.sessions.get(each.session):
                         session.close("It could not be taken over.")
                     else:
-                        self._deposits.drop(each.session)
+                        self._fdstore.drop(each.session)
 
     def _adopt(self, deposited: PersistedSession) -> None:
         record = deposited.record
@@ -236,7 +236,7 @@ class Agent:
             raise ControlError("the user of its processes is unknown")
         session = self._add(deposited.session, request, record["owner"], room, state, runs_as)
         session.recover(deposited)
-        self.chronicle.became(session, recovered=True)
+        self.recorder.state_changed(session, recovered=True)
 
     def _choose(self, wanted: str | None) -> DeviceAllocator:
         """Return the wanted device, or the one with the fewest sessions, then the most memory."""
@@ -312,8 +312,8 @@ class Agent:
     def _forget(self, session: Session) -> None:
         """Remove a session that has closed."""
         del self.sessions[session.id]
-        self.audience.note(session)
-        self.chronicle.closed(session)
+        self.subscribers.note(session)
+        self.recorder.closed(session)
         if session.core.kernel_id and session.preferences.anything:
             core = session.core
             self._remembered.keep(core.owner, core.kernel_id, session.preferences.record())
@@ -372,4 +372,4 @@ class Agent:
         await self.arbiter.close()
         await self._host.close()
         await self._households.close()
-        await self.chronicle.close()
+        await self.recorder.close()

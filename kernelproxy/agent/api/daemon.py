@@ -92,11 +92,11 @@ class Daemon:
             log.warning("%s", sentence)
         self._door = SocketFile(place, lock, None if estate is None else estate.listener)
         keep = Keep(list(command), str(place.socket))
-        self._deposits = FdStore(
-            keep, lock, self._door.listener, self._claim.locks, lambda: self._agent.deposit()
+        self._fdstore = FdStore(
+            keep, lock, self._door.listener, self._claim.locks, lambda: self._agent.persist()
         )
         self._agent = Agent(
-            self._claim.devices, agent_settings, self._deposits, self._on_quiet, arbiter
+            self._claim.devices, agent_settings, self._fdstore, self._on_quiet, arbiter
         )
         self._agent.elsewhere = self._claim.elsewhere
         self._conversations = RequestHandlers(self._agent)
@@ -110,9 +110,9 @@ class Daemon:
             loop.add_signal_handler(number, self._agent.stopping.set)
         self._listen()
         if self._estate is None:
-            await self._deposits.start()
+            await self._fdstore.start()
         else:
-            self._deposits.resume(self._estate)
+            self._fdstore.resume(self._estate)
             try:
                 self._agent.adopt(self._estate.sessions)
             except (OSError, MemoryError) as error:
@@ -126,10 +126,10 @@ class Daemon:
         _tell(ready_fd, "ready")
         await self._agent.stopping.wait()
         loop.remove_reader(self._door.listener)
-        self._deposits.say_farewell()  # from here on, an agent that dies is not replaced
+        self._fdstore.say_farewell()  # from here on, an agent that dies is not replaced
         # Unlinked first: clients now find no daemon, and wait for the lock to start one.
         self._door.close()
-        await self._deposits.close()
+        await self._fdstore.close()
         await self._agent.close()
         self._claim.close()  # before the lock: the next daemon here must find them free
         await self._conversations.say_farewell()
@@ -159,7 +159,7 @@ class Daemon:
             before.close()  # clients that wait there connect again
             self._listen()
             self._admit()
-            self._deposits.listen_to(self._door.listener)
+            self._fdstore.listen_to(self._door.listener)
 
     def _accept(self) -> bool:
         """Accept waiting connections, up to a maximum; return True if there was one."""

@@ -109,7 +109,7 @@ class RequestHandlers:
     @property
     def watchers(self) -> int:
         """Number of connections that are subscriptions."""
-        return len(self._agent.audience)
+        return len(self._agent.subscribers)
 
     async def converse(self, channel: Channel) -> None:
         """Answer the requests of one connection until it ends. Takes ownership of the channel."""
@@ -333,7 +333,7 @@ class RequestHandlers:
         """Notify a subscriber of changes until it disconnects."""
         only = self._agent.find(request.session, uid) if request.session else None
         await self._learn_checkpoints()
-        await self._agent.audience.serve(channel, only, self._agent.arbiter.sharing())
+        await self._agent.subscribers.serve(channel, only, self._agent.arbiter.sharing())
 
     async def _stop(self, channel: Channel, request: Stop, uid: int) -> None:
         """Begin to stop; the connection stays open for the reply, which `say_farewell` sends."""

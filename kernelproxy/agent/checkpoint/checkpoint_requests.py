@@ -79,10 +79,10 @@ class CheckpointRequests:
         """
         name = self._checkpoints.name(request.name, self._core.name)
         check_name(name, "name")  # before the notebook is captured in vain
-        wish = KernelRequest("checkpoint", name, request.automatic, request.form)
+        order = KernelRequest("checkpoint", name, request.automatic, request.form)
         if channel is None:
-            return cast("CheckpointView", await self._ask(wish))
-        return cast("CheckpointView", await self._ask_showing(wish, channel))
+            return cast("CheckpointView", await self._ask(order))
+        return cast("CheckpointView", await self._ask_showing(order, channel))
 
     async def restore(self, request: Restore, channel: Channel) -> RestoreView:
         """Ask the kernel to restore a checkpoint as soon as no cell runs; as `ask`."""
@@ -93,26 +93,31 @@ class CheckpointRequests:
         self._history.note_use()
         return cast("RestoreView", outcome)
 
-    async def _ask_showing(self, wish: KernelRequest, channel: Channel) -> Mapping[str, Any]:
+    async def _ask_showing(self, request: KernelRequest, channel: Channel) -> Mapping[str, Any]:
         """Do as `_ask`, and report progress, which the kernel's own request makes known here."""
         far = self.underway.far
         return await with_progress(
-            channel, None, lambda _: self._ask(wish), lambda: far(wish.verb, wish.name)
+            channel,
+            None,
+            lambda _: self._ask(request),
+            lambda: far(request.verb, request.name),
         )
 
-    async def _ask(self, wish: KernelRequest) -> Mapping[str, Any]:
-        if wish.form not in ("", *FORMS):
-            raise ControlError(f"A form is {' or '.join(FORMS)}, not {wish.form!r}.", "bad-request")
+    async def _ask(self, request: KernelRequest) -> Mapping[str, Any]:
+        if request.form not in ("", *FORMS):
+            raise ControlError(
+                f"A form is {' or '.join(FORMS)}, not {request.form!r}.", "bad-request"
+            )
         self._core.check_usable()
         await self._hibernation.wake()
-        key = wish.verb, wish.name
+        key = request.verb, request.name
         asked = self._asked.get(key)
         if asked is None:
             asked = asyncio.get_running_loop().create_future()
             self._asked[key] = asked
             asked.add_done_callback(lambda _: self._asked.pop(key, None))
             try:
-                await self._kernel.send(wish)
+                await self._kernel.send(request)
             except ControlError as error:
                 self.settle(key, error)
         self._askers[key] += 1
@@ -124,12 +129,12 @@ class CheckpointRequests:
                 del self._askers[key]
                 if not asked.done():  # all callers have gone
                     asked.cancel()
-                    self._withdrawing = asyncio.create_task(self._withdraw(wish))
+                    self._withdrawing = asyncio.create_task(self._withdraw(request))
 
-    async def _withdraw(self, wish: KernelRequest) -> None:
+    async def _withdraw(self, request: KernelRequest) -> None:
         """Withdraw a request from the kernel because no caller waits for it any more."""
         with contextlib.suppress(ControlError):
-            await self._kernel.send(replace(wish, withdrawn=True))
+            await self._kernel.send(replace(request, withdrawn=True))
 
     def carried(self, report: Carried) -> None:
         """Receive the outcome of a request from the kernel."""

@@ -72,7 +72,7 @@ class Tenant(Protocol):
         """Return how it could make room; None if it has no worker or its lock is not free."""
 
     @property
-    def undecided(self) -> bool:
+    def lock_taken(self) -> bool:
         """True if its lock is not free now, and it may be able to make room when it is.
 
         Never True for a session that requests more memory itself: two of those would wait for each
@@ -85,7 +85,7 @@ class Tenant(Protocol):
     async def suspend_for(self, other: str) -> bool:
         """Suspend it for another session unless it begins to work meanwhile; its lock is free."""
 
-    def look(self) -> None:
+    def request_reconcile(self) -> None:
         """Make it reconcile."""
 
 
@@ -146,7 +146,7 @@ class DeviceAllocator:
             self._busy -= 1
             behind, self._behind = self._behind, []
             for each in behind:
-                each.look()
+                each.request_reconcile()
         if answer is GrantAnswer.GRANTED:
             self.leave_queue(tenant)
         return answer
@@ -198,15 +198,15 @@ class DeviceAllocator:
         return f"Waiting for {device_name(self.device.id)}. {found[0]}" if found else ""
 
     def _refuse(self, tenant: Tenant) -> GrantAnswer:
-        undecided = [each for each in self.tenants.values() if each.undecided]
-        for each in undecided:
+        lock_taken = [each for each in self.tenants.values() if each.lock_taken]
+        for each in lock_taken:
             self._asking.setdefault(each.id, []).append(tenant)
-        return GrantAnswer.LATER if undecided else GrantAnswer.DENIED
+        return GrantAnswer.LATER if lock_taken else GrantAnswer.DENIED
 
     def decided(self, tenant: Tenant) -> None:
         """Make the sessions reconcile that wait for a tenant's lock, which is free now."""
         for each in self._asking.pop(tenant.id, []):
-            each.look()
+            each.request_reconcile()
 
     def _neighbours(self, tenant: Tenant, tried: set[str]) -> list[Neighbour]:
         """List the sessions that could make room, without those tried before: so planning ends."""
@@ -254,7 +254,7 @@ class DeviceAllocator:
     def changed(self) -> None:
         """Make the first session in the queue reconcile: there may be room now."""
         if self.queue:
-            self.queue[0].look()
+            self.queue[0].request_reconcile()
 
     def _look_later(self) -> None:
         if self._timer is None and self.queue:

@@ -97,7 +97,7 @@ class DeviceLease:
         self._arbiter.wants(self._core.id)
         if not self.held:
             for each in self._core.room.tenants.values():
-                each.look()  # they may not need theirs any more
+                each.request_reconcile()  # they may not need theirs any more
 
     def bring(self, *, away: bool) -> None:
         """Note that it is granted a device; measure its transfer there, if it is `away`.

@@ -94,7 +94,10 @@ class StepMonitor:
     def memory(self) -> int:
         """Bytes that it uses or waits for; bounded, as its client is not trusted to be right."""
         state = self._state
-        used = max(state.memory.client.memory_used, state.wish.bytes if state.wish else 0)
+        used = max(
+            state.memory.client.memory_used,
+            state.memory_request.bytes if state.memory_request else 0,
+        )
         return min(used, self._core.room.device.memory_total)
 
     def company(self) -> list[str]:

@@ -88,7 +88,7 @@ class Commands:
 
     async def _suspend(self, why: str, uid: int, by_kernel: bool) -> SessionView:
         core, script = self._core, self._core.script
-        self._state.hurry()
+        self._state.expedite()
         async with self._begun():
             core.check_usable()
             user = core.user if uid == core.owner else reasons.user_name(uid)
@@ -111,7 +111,7 @@ class Commands:
     async def _resume(self) -> SessionView:
         core, demand = self._core, self._demand
         await self._hibernation.wake()
-        self._state.hurry()
+        self._state.expedite()
         async with self._begun():
             core.check_usable()
             if demand.hold is not None:
@@ -168,7 +168,7 @@ class Commands:
 
     async def _migrate(self, room: DeviceAllocator, check: Callable[[], None]) -> SessionView:
         core = self._core
-        self._state.hurry()
+        self._state.expedite()
         async with self._begun():
             core.check_usable()
             check()

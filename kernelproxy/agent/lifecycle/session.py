@@ -94,7 +94,7 @@ class HostServices:
     checkpoints : CheckpointCatalog
     images : ImageDirs
     runs : KernelRuns
-    deposits : FdStore
+    fdstore : FdStore
     arbiter : Arbiter
     observer : SessionObserver
     """
@@ -104,7 +104,7 @@ class HostServices:
     checkpoints: CheckpointCatalog
     images: ImageDirs
     runs: KernelRuns
-    deposits: FdStore
+    fdstore: FdStore
     arbiter: Arbiter
     observer: SessionObserver
 
@@ -145,7 +145,7 @@ class Session:
         timeouts = waits(request, services.settings, self.allowance)
         self.idle = idle = IdleTimer(core, state, timeouts)
         self.kernel = kernel = KernelConnection(core, state, idle, zygotes, self)
-        self.upkeep = upkeep = SnapshotScheduler(
+        self.snapshots = snapshots = SnapshotScheduler(
             state, services.settings.log_budget, host.has, core.request_reconcile
         )
         self.lease = lease = DeviceLease(core, state, demand, idle, arbiter)
@@ -154,14 +154,14 @@ class Session:
         self.memory = memory = MemoryRequests(core, state, demand, lease)
         self.spiller = spiller = Spiller(core, state, demand, idle, kernel, host)
         self.suspender = suspender = Suspender(
-            core, state, demand, lease, idle, spiller, observed, upkeep
+            core, state, demand, lease, idle, spiller, observed, snapshots
         )
         self.denial = denial = Denial(core, state, demand, suspender, arbiter)
         starter = WorkerStarter(core, state, idle, kernel, zygotes, host.cold, services.settings)
         self._restorer = restorer = Restorer(
             core, state, demand, lease, waiting, observed, starter, denial
         )
-        self._loss = WorkerLoss(core, state, demand, lease, memory, suspender, restorer, upkeep)
+        self._loss = WorkerLoss(core, state, demand, lease, memory, suspender, restorer, snapshots)
         self.migrator = Migrator(core, state, lease, memory, starter)
         self.tenant = SessionTenant(core, state, lease, idle, memory, suspender, observed)
         core.tenant = self.tenant
@@ -193,7 +193,7 @@ class Session:
             lambda: services.observer.describe(self),
         )  # fmt: skip
         state.whose = lambda: f"{core.user} {core.name}"
-        state.deposit, state.others_wait = self.persist, lease.others_wait
+        state.persist, state.others_wait = self.persist, lease.others_wait
         self._withdrawn = False  # nothing of it is persisted any more
         self._closing: asyncio.Task[None] | None = None
         self._burying: asyncio.Task[None] | None = None  # ends the worker, when it has failed
@@ -256,7 +256,7 @@ class Session:
                 await self._loss.give_way()
         if state.worker is not None:
             rested = idle.idle_for()
-            await self.upkeep.tend(
+            await self.snapshots.take_due(
                 rested, lambda patient: self.memory.run_granting(state.save(patient=patient))
             )
             self.observed.update()
@@ -266,7 +266,7 @@ class Session:
         self.automatic.tend()
         idle.set_timer()
         self.hibernation.set_timer()
-        self.upkeep.set_timer(idle.idle_for())
+        self.snapshots.set_timer(idle.idle_for())
         self.observed.set_timer()
         if core.state is State.IDLE:
             core.room.changed()
@@ -372,7 +372,7 @@ class Session:
             "wanted": self.preferences.record(),
             "denied": self.denial.why,
         }
-        self._services.deposits.put(
+        self._services.fdstore.put(
             PersistedSession(self.id, record, [*fds, *kernel_fds, *manager_fds])
         )
 
@@ -464,7 +464,7 @@ class Session:
         core, state, services = self.core, self.device_state, self._services
         self.kernel.unwatch()
         self.idle.cancel()
-        self.upkeep.cancel()
+        self.snapshots.cancel()
         self.observed.cancel()
         self.demand.close()
         if state.worker is not None:
@@ -487,7 +487,7 @@ class Session:
             state.announce(Presence.ENDED, why)
             stored = state.disk.stored
             self._withdrawn = True
-            services.deposits.drop(self.id)
+            services.fdstore.drop(self.id)
             services.observer.executed(self)
             await state.close()
             if stored is not None:

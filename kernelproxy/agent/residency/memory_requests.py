@@ -35,8 +35,8 @@ class MemoryRequests:
     def refuse_impossible(self) -> None:
         """Refuse a request that exceeds the limit, at once and without waiting for a worker."""
         state = self._state
-        if (wish := state.wish) and wish.bytes > state.memory_limit:
-            self.publish(state.memory.agent.memory_granted, wish)
+        if (memory_request := state.memory_request) and memory_request.bytes > state.memory_limit:
+            self.publish(state.memory.agent.memory_granted, memory_request)
 
     def cut_to_limit(self) -> None:
         """Take back what exceeds the limit, as far as it is not in use."""
@@ -61,16 +61,16 @@ class MemoryRequests:
             False if there is no room for it while the session and its neighbours are resident.
         """
         state, core = self._state, self._core
-        wish = state.wish
-        if wish is None:
+        memory_request = state.memory_request
+        if memory_request is None:
             return True
-        if state.memory.agent.memory_granted < wish.bytes <= state.memory_limit:
-            if core.room.used_elsewhere(core.tenant) + wish.bytes > state.quota:
+        if state.memory.agent.memory_granted < memory_request.bytes <= state.memory_limit:
+            if core.room.used_elsewhere(core.tenant) + memory_request.bytes > state.quota:
                 return False  # it waits, or the scheduler evicts other sessions of its user
-            answer = await core.room.reserve(core.tenant, wish.bytes, queued=False)
+            answer = await core.room.reserve(core.tenant, memory_request.bytes, queued=False)
             if answer is not GrantAnswer.GRANTED:
                 return answer is GrantAnswer.LATER
-        self.publish(core.room.ledger.of(core.id), wish)
+        self.publish(core.room.ledger.of(core.id), memory_request)
         return True
 
     def publish(self, grant: int, answered: MemoryRequest | None) -> None:
@@ -92,7 +92,7 @@ class MemoryRequests:
                         self._lease.ask()
                     await self._lease.start()
                     if not await self.answer():
-                        self._state.hurry()
+                        self._state.expedite()
                         core.reconcile_due.set()  # reconcile afterwards: it lacks memory
         except BaseException:
             task.cancel()

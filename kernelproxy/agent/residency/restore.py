@@ -94,7 +94,7 @@ class Restorer:
         """Start its worker, or queue it for room on its device."""
         core, state, demand = self._core, self._state, self._demand
         room, lease = core.room, self._lease
-        wish, need = state.wish, self._waiting.need()
+        memory_request, need = state.memory_request, self._waiting.need()
         if state.disk.error is not None:
             return await self._strand(state.disk.error)
         demand.needed = True
@@ -104,7 +104,9 @@ class Restorer:
         rebuilt = demand.why_died or reasons.REBUILT
         core.set_state(State.RESTORING, rebuilt if demand.died else reasons.RESTORED)
         demand.died, demand.why_died = False, ""
-        state.set_grant(room.ledger.of(core.id), room.ledger.free, wish)  # replaying may need all
+        state.set_grant(
+            room.ledger.of(core.id), room.ledger.free, memory_request
+        )  # replay may need all
         state.announce(Presence.PRESENT)  # from here on the client need not ring
         try:
             failed = await self._starter.start(once=demand.vain > 0)

@@ -54,7 +54,7 @@ class Spiller:
         return self._state.host_bytes
 
     @property
-    def undecided(self) -> bool:
+    def lock_taken(self) -> bool:
         """See `HostMemoryUser`."""
         return bool(self._core.lock_waiters)
 
@@ -83,7 +83,7 @@ class Spiller:
             return None
         return SuspendedState(core.id, state.memory.arena_bytes(), self._idle.active)
 
-    async def chill(self) -> bool:
+    async def spill(self) -> bool:
         """See `HostMemoryUser`."""
         if self._core.lock_waiters:
             return False
@@ -95,7 +95,7 @@ class Spiller:
         raise problem
 
     async def spill_locked(self) -> bool:
-        """Do the same as `chill`; the caller holds the session's lock."""
+        """Do the same as `spill`; the caller holds the session's lock."""
         core, state = self._core, self._state
         suspended = core.state is State.SUSPENDED and state.worker is None
         if not suspended or state.snapshot is None or state.disk.alone or core.closing:
@@ -126,7 +126,7 @@ class Spiller:
                 way_back = reasons.way_back(self._demand.hold, script=core.script)
                 core.reason = f"Saved to disk. {way_back}"
                 core.happened("swapped_out", core.reason)
-            await state.cool()
+            await state.rely_on_disk()
         core.request_reconcile()
         if error is None or (isinstance(error, StoreError) and error.reason == "cancelled"):
             return error is None

@@ -32,7 +32,7 @@ class Suspender:
     idle : IdleTimer
     spiller : Spiller
     observed : ObservedState
-    upkeep : SnapshotScheduler
+    snapshots : SnapshotScheduler
     """
 
     def __init__(
@@ -44,15 +44,20 @@ class Suspender:
         idle: IdleTimer,
         spiller: Spiller,
         observed: ObservedState,
-        upkeep: SnapshotScheduler,
+        snapshots: SnapshotScheduler,
     ) -> None:
         self._core, self._state, self._demand, self._lease = core, state, demand, lease
-        self._idle, self._spiller, self._observed, self._upkeep = idle, spiller, observed, upkeep
+        self._idle, self._spiller, self._observed, self._snapshots = (
+            idle,
+            spiller,
+            observed,
+            snapshots,
+        )
 
-    async def suspend_if_idle(self, why: str, *, pressed: bool = False) -> bool:
+    async def suspend_if_idle(self, why: str, *, waiters_present: bool = False) -> bool:
         """Suspend it, unless it is pinned or begins to work meanwhile; return True on success.
 
-        `pressed`: others wait for that.
+        `waiters_present`: others wait for that.
         """
         core = self._core
         if core.inhibited(Inhibitor.PIN):
@@ -60,14 +65,14 @@ class Suspender:
         try:
             # Without a lease nothing executes, even if the log has work.
             busy = self._lease.held
-            if not await self.unload(unless_busy=busy, pressed=pressed):
+            if not await self.unload(unless_busy=busy, waiters_present=waiters_present):
                 core.request_reconcile()
                 return False
         except ControlError as error:
             if error.message != self._observed.stuck:
                 log.warning("Session %s stays on its device: %s", core.id, error.message)
             self._observed.stuck = error.message
-            if not pressed:
+            if not waiters_present:
                 self._idle.note_use()  # as below
             self._observed.update()
             return False
@@ -78,7 +83,7 @@ class Suspender:
         self.suspended(f"{why}. {self.way_back()}")
         return True
 
-    async def unload(self, *, unless_busy: bool, pressed: bool = False) -> bool:
+    async def unload(self, *, unless_busy: bool, waiters_present: bool = False) -> bool:
         """End its worker, as `DeviceState.unload`, if its state fits into host memory.
 
         Raises
@@ -91,7 +96,7 @@ class Suspender:
         state = self._state
         count = state.dirty_bytes if state.worker is not None and not state.saved else 0
         async with self._spiller.admitted(count):
-            return await state.unload(unless_busy=unless_busy, pressed=pressed)
+            return await state.unload(unless_busy=unless_busy, waiters_present=waiters_present)
 
     def suspended(self, reason: str) -> None:
         """Note that its worker is gone and its state is saved."""
@@ -110,7 +115,7 @@ class Suspender:
             state.cut_grant(0)
             state.replay_grant = state.memory.agent.memory_granted
         self._demand.expedite()
-        self._upkeep.cancel()
+        self._snapshots.cancel()
         state.announce(Presence.ABSENT)
         self._lease.suspended()
         self._lease.left_device()

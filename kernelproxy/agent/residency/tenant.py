@@ -88,7 +88,7 @@ class SessionTenant:
         return Neighbour(self.id, granted, used, None if stays else self._idle.active)
 
     @property
-    def undecided(self) -> bool:
+    def lock_taken(self) -> bool:
         """See `Tenant`."""
         core = self._core
         return bool(
@@ -108,7 +108,7 @@ class SessionTenant:
         False if it is on another device.
         """
         core, state = self._core, self._state
-        state.hurry()
+        state.expedite()
         async with core.exclusive():
             if core.room.device.id != device:
                 return False
@@ -116,7 +116,7 @@ class SessionTenant:
                 self._lease.left_device()
                 return True
             return not self._lease.held and await self._suspender.suspend_if_idle(
-                reason, pressed=True
+                reason, waiters_present=True
             )
 
     async def suspend_for(self, other: str) -> bool:
@@ -125,10 +125,10 @@ class SessionTenant:
             async with self._core.exclusive():
                 made_for = known_as(self, self._core.room.tenants.get(other))
                 return await self._suspender.suspend_if_idle(
-                    f"Made room for {made_for}", pressed=True
+                    f"Made room for {made_for}", waiters_present=True
                 )
         return True  # it has failed, which freed its memory, too
 
-    def look(self) -> None:
+    def request_reconcile(self) -> None:
         """See `Tenant`."""
         self._core.request_reconcile()

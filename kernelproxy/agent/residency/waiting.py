@@ -35,8 +35,8 @@ class WaitReasons:
     def need(self) -> int:
         """Return the bytes of device memory that it must have to execute."""
         state = self._state
-        wish, granted = state.wish, state.memory.agent.memory_granted
-        wanted = wish.bytes if wish else state.memory.client.memory_used
+        memory_request, granted = state.memory_request, state.memory.agent.memory_granted
+        wanted = memory_request.bytes if memory_request else state.memory.client.memory_used
         return min(max(granted, state.replay_grant, wanted), self._core.room.ledger.total)
 
     def outlook(self) -> SessionOutlook | None:

@@ -31,7 +31,7 @@ class WorkerLoss:
     memory : MemoryRequests
     suspender : Suspender
     restorer : Restorer
-    upkeep : SnapshotScheduler
+    snapshots : SnapshotScheduler
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class WorkerLoss:
         memory: MemoryRequests,
         suspender: Suspender,
         restorer: Restorer,
-        upkeep: SnapshotScheduler,
+        snapshots: SnapshotScheduler,
     ) -> None:
         self._core, self._state, self._demand, self._lease = core, state, demand, lease
         self._memory, self._suspender, self._restorer = memory, suspender, restorer
-        self._upkeep = upkeep
+        self._snapshots = snapshots
 
     async def give_way(self) -> None:
         """Suspend it, so that it waits off its device for memory that others use there.
@@ -61,12 +61,12 @@ class WorkerLoss:
         core, state = self._core, self._state
         self._lease.monitor.measure()  # including what it needs now
         try:
-            if not await self._suspender.unload(unless_busy=False, pressed=True):
+            if not await self._suspender.unload(unless_busy=False, waiters_present=True):
                 core.request_reconcile()
                 return
         except (ControlError, WorkerError) as error:
             log.warning("Session %s cannot wait for memory elsewhere: %s", core.id, error)
-            self._memory.publish(core.room.ledger.of(core.id), state.wish)
+            self._memory.publish(core.room.ledger.of(core.id), state.memory_request)
             return
         self._demand.needed = True
         self._suspender.leave_device()
@@ -79,7 +79,7 @@ class WorkerLoss:
         if worker is not None and worker.hung:
             demand.why_died = f"{worker.hung}. Stopped it and rebuilding its state."
             log.warning("Session %s: %s", core.id, demand.why_died)
-        verdict, corrupt = await state.bury()
+        verdict, corrupt = await state.reap_worker()
         log.warning("Session %s: its worker died: %s", core.id, verdict.value)
         demand.lost()
         self._lease.lost(demand.why_died)
@@ -91,8 +91,8 @@ class WorkerLoss:
         core.happened("lost", what)
         if corrupt is not None:
             core.fail(f"Its log is corrupt: {corrupt}")
-        elif state.forgone:
-            core.fail(f"The GPU process died. {self._upkeep.obstacle}")
+        elif state.unrecoverable:
+            core.fail(f"The GPU process died. {self._snapshots.obstacle}")
         elif verdict is Verdict.FAIL:
             core.fail("The GPU process died several times, and replaying does not help.")
         elif seconds := state.deaths.pause:

@@ -85,7 +85,7 @@ class Preferences:
         self._core.persist()
         for room in self._core.room.rooms:  # own timers and others' reasons to wait depend on it
             for each in room.tenants.values():
-                each.look()
+                each.request_reconcile()
 
     @property
     def anything(self) -> bool:
@@ -106,9 +106,9 @@ class Preferences:
 
     def _take(self, pinned: bool, tier: str | None) -> None:
         """Re-apply earlier preferences, dropping those the policy no longer allows."""
-        for wish in ((pinned, tier), (pinned, None)):
+        for wanted in ((pinned, tier), (pinned, None)):
             with contextlib.suppress(ControlError):
-                self._change(*wish)
+                self._change(*wanted)
                 return
 
 

@@ -36,13 +36,13 @@ class HostMemoryUser(Protocol):
         """Bytes of host memory that it uses."""
 
     @property
-    def undecided(self) -> bool:
+    def lock_taken(self) -> bool:
         """True while its lock is taken, so whether it can be spilled is not known yet."""
 
     def as_parked(self) -> SuspendedState | None:
         """Return its state as one that can be spilled; None if it cannot be now."""
 
-    async def chill(self) -> bool:
+    async def spill(self) -> bool:
         """Spill its state, unless it is wanted meanwhile; return True if it is on disk.
 
         If it is not, its lock is not free, or it is not suspended any more.
@@ -140,7 +140,7 @@ class HostMemory:
             if self._timer is not None:
                 self._timer.cancel()
             now, guests = time.monotonic(), {each.id: each for each in self._guests()}
-            self._undecided = {each.id for each in guests.values() if each.undecided}
+            self._undecided = {each.id for each in guests.values() if each.lock_taken}
             found = [p for each in guests.values() if (p := each.as_parked())]
             parked = [each for each in found if self._refused.get(each.session, 0.0) <= now]
             excess = sum(each.host_bytes for each in guests.values()) - self._budget
@@ -155,7 +155,7 @@ class HostMemory:
     async def _chill(self, guest: HostMemoryUser) -> None:
         self._refused.pop(guest.id, None)
         try:
-            if not await guest.chill():
+            if not await guest.spill():
                 self._undecided.add(guest.id)
         except SingError as error:
             log.warning("Session %s could not go to disk: %s", guest.id, error)

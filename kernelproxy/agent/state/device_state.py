@@ -74,17 +74,17 @@ class DeviceState(SharedPages):
         self.deaths = CrashPolicy()
         #: The largest grant since the newest snapshot: what replaying the log may need.
         self.replay_grant = 0
-        self.disk = SpilledState(self.memory.arena_fd, lambda: self.deposit())
+        self.disk = SpilledState(self.memory.arena_fd, lambda: self.persist())
         #: True if the log below `retained` is in no snapshot: only the worker has the state.
-        self.forgone = False
+        self.unrecoverable = False
         #: Called when the content of `record` has changed, before any other process can see that.
-        self.deposit: Callable[[], object] = lambda: None
+        self.persist: Callable[[], object] = lambda: None
         #: Returns its user and name, for the titles of its workers.
         self.whose: Callable[[], str] = str
         #: Returns True if a caller or another session waits for what this session has.
         self.others_wait: Callable[[], bool] = lambda: False
-        self._patience = Watchdog(settings.still_seconds, settings.busy_seconds)
-        self._patience.endless = lambda: self.forgone or self.disk.arrivals_fd is not None
+        self._watchdog = Watchdog(settings.still_seconds, settings.busy_seconds)
+        self._watchdog.endless = lambda: self.unrecoverable or self.disk.arrivals_fd is not None
         self._cooling = False
         #: The newest token, and whether its worker may execute with it; see Note [Leases].
         self.lease = (0, False)
@@ -114,7 +114,7 @@ class DeviceState(SharedPages):
             "starved": self.deaths.starved,
             "replay_grant": self.replay_grant,
             "epoch": self._epoch,
-            "forgone": self.forgone,
+            "forgone": self.unrecoverable,
             "cold": self.disk.alone,
             "stored": self.disk.stored is not None,
         }
@@ -212,7 +212,7 @@ class DeviceState(SharedPages):
     def saved(self) -> bool:
         """True if the newest snapshot has everything that was executed."""
         consumed = self.memory.worker.consumed
-        return not self.forgone and consumed == self.position
+        return not self.unrecoverable and consumed == self.position
 
     @property
     def tail_seconds(self) -> float:
@@ -230,7 +230,7 @@ class DeviceState(SharedPages):
         """
         if grant > self.replay_grant:
             self.replay_grant = grant
-            self.deposit()
+            self.persist()
         page = self.memory.agent
         page.memory_granted = grant
         page.memory_free = min(free, max(0, self.memory_limit - grant))
@@ -282,10 +282,10 @@ class DeviceState(SharedPages):
             If it does not start; then it is ended.
         """
         worker = await zygote.spawn(on_change)
-        worker.patience = self._patience
+        worker.watchdog = self._watchdog
         self._epoch += 1
         self._spawned.append(worker)
-        self.deposit()  # if this agent dies, the next one must know of this worker
+        self.persist()  # if this agent dies, the next one must know of this worker
         order = Open(
             session=self._session,
             device=device.torch_device,
@@ -304,7 +304,7 @@ class DeviceState(SharedPages):
         try:
             beside = [self.snapshot.fd if self.snapshot else None, self.disk.arrivals_fd]
             sent = [*fds, *(fd for fd in beside if fd is not None)]
-            with worker.pressed(self.others_wait, bounded=False):
+            with worker.waiters_present(self.others_wait, bounded=False):
                 await worker.open(order, sent, self._settings.snapshot_seconds)
         except WorkerError:
             await worker.kill()
@@ -325,7 +325,7 @@ class DeviceState(SharedPages):
         await there.adopt(self.snapshot, self._settings.snapshot_seconds)
 
     @contextlib.asynccontextmanager
-    async def standing(self) -> AsyncIterator[None]:
+    async def gate_closed(self) -> AsyncIterator[None]:
         """Close the worker's gate, and open it at the end if the worker is still the session's.
 
         Raises
@@ -372,7 +372,7 @@ class DeviceState(SharedPages):
             await there.set_lease(*self.lease)  # which may have changed meanwhile
         self.memory.agent.ring()
 
-    async def forgo(self) -> None:
+    async def truncate_unsaved(self) -> None:
         """Free the part of the log that was executed, without a snapshot of its results.
 
         Until the next snapshot, only the worker has the state.
@@ -380,8 +380,8 @@ class DeviceState(SharedPages):
         retained, consumed = self.memory.agent.retained, self.memory.worker.consumed
         if consumed <= retained:
             return
-        self.forgone = True
-        self.deposit()  # before anything is lost
+        self.unrecoverable = True
+        self.persist()  # before anything is lost
         await self._off_loop(lambda: self.memory.free_log(retained, consumed))
         self.memory.agent.retained = consumed
         self.memory.agent.ring()
@@ -399,7 +399,7 @@ class DeviceState(SharedPages):
         Parameters
         ----------
         seconds : float, optional
-            Time limit; by default there is none until `hurry` is called.
+            Time limit; by default there is none until `expedite` is called.
         stop : bool
             True if nothing is executed meanwhile; by default the worker continues.
         patient : bool
@@ -426,14 +426,14 @@ class DeviceState(SharedPages):
         with contextlib.suppress(StoreError):
             await self.disk.fetched()
         older, self.snapshot = self.snapshot, taken
-        self.forgone, self._busy_when_saved = False, busy
+        self.unrecoverable, self._busy_when_saved = False, busy
         # On a software device, the threads that copy take cores from those that compute.
         takes_cores = self.device.threads >= len(os.sched_getaffinity(0))
         beside = taken.seconds / self.device.threads if takes_cores and not stop else 0.0
         self.save_cost = taken.stalled_ns / 1e9 + beside
         if taken.copied >= MEASURED_BYTES_MIN and taken.seconds > 0:
             self._copy_rate = taken.copied / taken.seconds
-        self.deposit()
+        self.persist()
         # Bytes below `retained` may be overwritten, so this comes before it is published.
         await self._off_loop(lambda: self.memory.free_log(retained, taken.position))
         self._publish_snapshot()
@@ -465,19 +465,19 @@ class DeviceState(SharedPages):
         page.snapshots += 1
         page.ring()
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Limit the time of a snapshot in the background, as others wait for the session."""
         if self.worker is not None:
-            self.worker.hurry(self._settings.snapshot_seconds)
+            self.worker.expedite(self._settings.snapshot_seconds)
 
-    async def unload(self, *, unless_busy: bool, pressed: bool = False) -> bool:
+    async def unload(self, *, unless_busy: bool, waiters_present: bool = False) -> bool:
         """End the worker, after a snapshot of what it has done.
 
         Parameters
         ----------
         unless_busy : bool
             Let it continue if there is something to do when the snapshot is complete.
-        pressed : bool
+        waiters_present : bool
             True if others wait for that: then a worker that hangs is ended, see Note [Patience].
 
         Returns
@@ -494,7 +494,7 @@ class DeviceState(SharedPages):
         worker = self.worker
         if worker is None:
             return True
-        with worker.pressed(lambda: pressed, bounded=False):
+        with worker.waiters_present(lambda: waiters_present, bounded=False):
             return await self._unload(worker, unless_busy=unless_busy)
 
     async def _unload(self, worker: Worker, *, unless_busy: bool) -> bool:
@@ -512,13 +512,13 @@ class DeviceState(SharedPages):
             if not worker.broken:
                 await worker.gate(True, seconds)
                 raise
-            if unless_busy or self.forgone:
+            if unless_busy or self.unrecoverable:
                 return False
         await worker.end(seconds)
         self.drop_worker()
         return True
 
-    async def bury(self) -> tuple[Verdict, str | None]:
+    async def reap_worker(self) -> tuple[Verdict, str | None]:
         """Note the end of the worker; return what to do, and what it found corrupt, if it did."""
         worker = self.worker
         if worker is None:
@@ -530,7 +530,7 @@ class DeviceState(SharedPages):
             return Verdict.FAIL, corrupt
         if worker.overdue:
             return Verdict.RETRY, None
-        if self.forgone:
+        if self.unrecoverable:
             return Verdict.FAIL, None
         status = await worker.status()
         starved = status == -signal.SIGKILL and worker.starvation.happened()
@@ -552,7 +552,7 @@ class DeviceState(SharedPages):
             raise InternalError("a state in use was to go to disk")
         return self.disk.store(cold, label, self.snapshot)
 
-    async def cool(self) -> None:
+    async def rely_on_disk(self) -> None:
         """Make the disk the only copy, and free the arena's memory."""
         self.disk.rely_on_it()
         self._cooling = True

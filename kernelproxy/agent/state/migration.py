@@ -95,7 +95,7 @@ async def migrate(
             if state.dirty_bytes > lacking // 2:
                 break  # it writes as fast as we copy
         stopped = time.monotonic()
-        async with state.standing():
+        async with state.gate_closed():
             check()
             if not state.saved and state.copy_seconds(state.dirty_bytes) < state.tail_seconds:
                 await state.save(stop=True)

@@ -77,10 +77,10 @@ class SharedPages:
     @property
     def wants_memory(self) -> bool:
         """True if the client waits for the answer to a request for memory."""
-        return self.wish is not None
+        return self.memory_request is not None
 
     @property
-    def wish(self) -> MemoryRequest | None:
+    def memory_request(self) -> MemoryRequest | None:
         """The client's unanswered request for memory; None if there is none."""
         # In this order: a client writes what it wants before the sequence that announces it.
         sequence = self.memory.client.want_sequence

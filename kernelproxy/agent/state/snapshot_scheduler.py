@@ -65,7 +65,7 @@ class SnapshotScheduler:
         self._timer: asyncio.TimerHandle | None = None
         self._again = 0.0  # seconds until another try, if one is wanted
 
-    async def tend(self, rested: float, save: Callable[[bool], Awaitable[None]]) -> None:
+    async def take_due(self, rested: float, save: Callable[[bool], Awaitable[None]]) -> None:
         """Do what is due.
 
         Parameters
@@ -138,7 +138,7 @@ class SnapshotScheduler:
         log.warning("The log is freed without a snapshot: %s", obstacle)
         client = self._state.memory.client
         self._inflow.saved(client.head, client.operators)
-        await self._state.forgo()
+        await self._state.truncate_unsaved()
 
     def set_timer(self, rested: float) -> None:
         """Schedule the next check for when, by what is known now, something is due."""

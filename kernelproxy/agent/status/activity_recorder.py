@@ -67,9 +67,9 @@ class ActivityRecorder:
         """Record a new session."""
         core = session.core
         self._record.opened(core.id, core.owner, core.user, core.name)
-        self.became(session)
+        self.state_changed(session)
 
-    def became(self, session: Session, *, recovered: bool = False) -> None:
+    def state_changed(self, session: Session, *, recovered: bool = False) -> None:
         """Record that a session is in another state, or on another device.
 
         `recovered`: it was already in that state under the previous agent, which has recorded it.

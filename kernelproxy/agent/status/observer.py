@@ -14,28 +14,28 @@ class StatusObserver:
 
     Parameters
     ----------
-    audience : Subscribers
-    chronicle : ActivityRecorder
+    subscribers : Subscribers
+    recorder : ActivityRecorder
     """
 
-    def __init__(self, audience: Subscribers, chronicle: ActivityRecorder) -> None:
-        self._audience, self._chronicle = audience, chronicle
+    def __init__(self, subscribers: Subscribers, recorder: ActivityRecorder) -> None:
+        self._subscribers, self._recorder = subscribers, recorder
 
     def changed(self, session: Session) -> None:
         """See `SessionObserver`."""
-        self._audience.note(session)
+        self._subscribers.note(session)
 
     def state_changed(self, session: Session) -> None:
         """See `SessionObserver`."""
-        self._chronicle.became(session)
+        self._recorder.state_changed(session)
 
     def happened(self, session: Session, kind: str, text: str) -> None:
         """See `SessionObserver`."""
-        self._chronicle.happened(session, kind, text)
+        self._recorder.happened(session, kind, text)
 
     def executed(self, session: Session) -> None:
         """See `SessionObserver`."""
-        self._chronicle.note_executed(session)
+        self._recorder.note_executed(session)
 
     def describe(self, session: Session) -> SessionView:
         """See `SessionObserver`."""

@@ -56,7 +56,7 @@ def describe_session(session: Session, *, asking: bool = False) -> SessionView:
         "gpu_seconds": memory.worker.busy_ns / 1e9,
         "step_seconds": step.seconds if step else None,
         "memory_nadir": step.memory_min if step else None,
-        "recoverable": not state.forgone,
+        "recoverable": not state.unrecoverable,
         "served_as": session.allowance.tier,
         "promised": session.allowance.promised,
         "queued_for": round(time.monotonic() - queued_since, 3) if queued_since else 0.0,
@@ -147,8 +147,8 @@ def _reason(session: Session, reason: str) -> str:
     """Return why it is in its state, and what it cannot do now but should."""
     if session.core.state is State.FAILED:
         return reason
-    if session.device_state.forgone:
-        reason = f"{reason} Not protected now: {session.upkeep.obstacle}"
+    if session.device_state.unrecoverable:
+        reason = f"{reason} Not protected now: {session.snapshots.obstacle}"
     if session.hibernation.problem:
         reason = f"{reason} Cannot hibernate: {session.hibernation.problem}"
     if session.allowance.shortfall:

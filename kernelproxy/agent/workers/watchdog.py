@@ -124,20 +124,20 @@ class WatchedWait:
 
     Parameters
     ----------
-    patience : Watchdog
+    watchdog : Watchdog
     bounded : bool
         True if it may take `busy_seconds` at most while it works.
     now : float, optional
         Seconds of the monotonic clock.
     """
 
-    def __init__(self, patience: Watchdog, *, bounded: bool, now: float | None = None) -> None:
+    def __init__(self, watchdog: Watchdog, *, bounded: bool, now: float | None = None) -> None:
         now = time.monotonic() if now is None else now
-        self._patience, self._bounded = patience, bounded
+        self._watchdog, self._bounded = watchdog, bounded
         self._begun = self._moved = now
         self._seconds: float | None = None
 
-    def look(self, now: float, seen: ProcessActivity) -> str:
+    def check(self, now: float, seen: ProcessActivity) -> str:
         """Return why the worker must be ended, as a clause; "" while it need not be."""
         # The time can decrease: when a child ends for which the worker does not wait.
         moved = self._seconds is not None and seen.seconds != self._seconds
@@ -145,7 +145,7 @@ class WatchedWait:
             self._seconds = seen.seconds
         if moved or seen.state in "RD":  # D: in the OS kernel, which works for it
             self._moved = now
-        still, busy = self._patience.still_seconds, self._patience.busy_seconds
+        still, busy = self._watchdog.still_seconds, self._watchdog.busy_seconds
         if now - self._moved >= still:
             what = "was stopped by a signal" if seen.state in "Tt" else "did nothing"
             return f"Its device process {what} while others waited for {still:g} s"
@@ -159,14 +159,14 @@ class StoppedTime:
 
     Parameters
     ----------
-    patience : Watchdog
+    watchdog : Watchdog
     """
 
-    def __init__(self, patience: Watchdog) -> None:
-        self._patience = patience
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
         self._since: float | None = None
 
-    def look(self, now: float, seen: ProcessActivity | None) -> str:
+    def check(self, now: float, seen: ProcessActivity | None) -> str:
         """Return why the worker must be ended, as a clause; "" while it need not be.
 
         Parameters
@@ -180,7 +180,7 @@ class StoppedTime:
             self._since = None
             return ""
         self._since = now if self._since is None else self._since
-        limit = ALONE * self._patience.still_seconds
+        limit = ALONE * self._watchdog.still_seconds
         if now - self._since < limit:
             return ""
         return f"Its device process was stopped by a signal for {limit:g} s"

@@ -112,7 +112,7 @@ class Worker:
         self.overdue = False
         #: Why it was broken, if others waited for it: a clause.
         self.hung = ""
-        self.patience = Watchdog(float("inf"), float("inf"))
+        self.watchdog = Watchdog(float("inf"), float("inf"))
         #: Detects out-of-memory kills in its control group since it began.
         self.starvation = OomKills(pid)
         self._channel, self._pidfd, self._on_change = channel, pidfd, on_change
@@ -169,7 +169,7 @@ class Worker:
         self._parking = (token, parked)
         with contextlib.suppress(OSError):
             await self.set_lease(token, given=False, within=within)
-            with self.pressed(wanted):
+            with self.waiters_present(wanted):
                 await self._heard(parked)
 
     async def observe(self, since: float) -> Observed | None:
@@ -195,7 +195,7 @@ class Worker:
             gone.cancel()
 
     @contextlib.contextmanager
-    def pressed(
+    def waiters_present(
         self, wanted: Callable[[], bool] = lambda: True, *, bounded: bool = True
     ) -> Iterator[None]:
         """In this context, end it if it hangs while others wait for it: see Note [Patience].
@@ -214,16 +214,16 @@ class Worker:
             pressing.cancel()
 
     async def _press(self, wanted: Callable[[], bool], *, bounded: bool) -> None:
-        patience = self.patience
+        watchdog = self.watchdog
         wait: WatchedWait | None = None
-        while not self.broken and patience.still_seconds != float("inf"):
-            await asyncio.sleep(patience.still_seconds / LOOKS)
-            if not wanted() or patience.endless():
+        while not self.broken and watchdog.still_seconds != float("inf"):
+            await asyncio.sleep(watchdog.still_seconds / LOOKS)
+            if not wanted() or watchdog.endless():
                 wait = None
                 continue
-            wait = wait or WatchedWait(patience, bounded=bounded)
+            wait = wait or WatchedWait(watchdog, bounded=bounded)
             seen = activity(self.pid)
-            self._give_up(wait.look(time.monotonic(), seen) if seen is not None else "")
+            self._give_up(wait.check(time.monotonic(), seen) if seen is not None else "")
 
     def guard(self, needed: Callable[[], bool]) -> None:
         """From now on, end it if a signal has stopped it for long while it is `needed`, even if no
@@ -232,16 +232,16 @@ class Worker:
         self._guarding = asyncio.create_task(self._guard(needed))
 
     async def _guard(self, needed: Callable[[], bool]) -> None:
-        patience, stop = self.patience, StoppedTime(self.patience)
-        while not self.broken and patience.still_seconds != float("inf"):
-            await asyncio.sleep(patience.still_seconds)
-            seen = activity(self.pid) if needed() and not patience.endless() else None
-            self._give_up(stop.look(time.monotonic(), seen))
+        watchdog, stop = self.watchdog, StoppedTime(self.watchdog)
+        while not self.broken and watchdog.still_seconds != float("inf"):
+            await asyncio.sleep(watchdog.still_seconds)
+            seen = activity(self.pid) if needed() and not watchdog.endless() else None
+            self._give_up(stop.check(time.monotonic(), seen))
 
     def _give_up(self, why: str) -> None:
         """End it, if `why` names a reason."""
         if why and not self.broken:
-            self.patience.lose()
+            self.watchdog.lose()
             self.hung, self.overdue = why, True
             self._break()
 
@@ -255,9 +255,9 @@ class Worker:
     ) -> Snapshot:
         """Take a snapshot, of which the caller takes ownership; raises as `open`.
 
-        If `seconds` is None, there is no time limit until `hurry` is called: the snapshot waits for
-        the operator that is being executed. See `TakeSnapshot` for `stop` and `patient`; `frozen`
-        is called when the content of the snapshot is final.
+        If `seconds` is None, there is no time limit until `expedite` is called: the snapshot waits
+        for the operator that is being executed. See `TakeSnapshot` for `stop` and `patient`;
+        `frozen` is called when the content of the snapshot is final.
         """
         order = TakeSnapshot(stop, patient, frozen is not None)
         self._frozen = frozen
@@ -287,7 +287,7 @@ class Worker:
         """Open its gate and wait until it has executed the log below `until`; raises as `open`."""
         await self._order(Replay(until), Done, seconds)
 
-    def hurry(self, seconds: float) -> None:
+    def expedite(self, seconds: float) -> None:
         """Give a snapshot without a time limit one, `seconds` from now, and all cores."""
         if self._limit is None or self._limit.when() is not None:
             return

@@ -153,7 +153,7 @@ class NotebookState:
         agent = SimpleNamespace(presence=Presence.ABSENT, ring=lambda: None)
         client = SimpleNamespace(memory_used=notebook.memory, cell_changed_ns=0, head=0)
         self.memory = SimpleNamespace(agent=agent, client=client)
-        self.wish, self.wants_memory = None, False
+        self.memory_request, self.wants_memory = None, False
 
     @property
     def idle(self) -> bool:
@@ -162,7 +162,7 @@ class NotebookState:
     def announce(self, presence: Presence, reason: str = "") -> None:
         self.memory.agent.presence = presence
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         pass
 
     def settle_on(self, device: Device) -> None:
@@ -330,7 +330,7 @@ class Notebook:
         return self.room.ledger.of(self.id) if self.preferences.pinned else 0
 
     @property
-    def undecided(self) -> bool:
+    def lock_taken(self) -> bool:
         return False
 
     def cut_grant(self, grant: int) -> int:

@@ -36,9 +36,9 @@ def adopt(error: Exception) -> list[str]:
         raise error
 
     agent: Any = object.__new__(Agent)
-    agent.chronicle = SimpleNamespace(begin=lambda **_: None)
+    agent.recorder = SimpleNamespace(begin=lambda **_: None)
     agent.sessions, agent._adopt = {}, fail
-    agent._deposits = SimpleNamespace(drop=lambda _: None)
+    agent._fdstore = SimpleNamespace(drop=lambda _: None)
     deposited: Any = AdoptedRecord()
     try:
         agent.adopt([deposited])

@@ -44,7 +44,7 @@ class Fake:
             lease=(0, False),
             busy_seconds=0.0,
             memory=SimpleNamespace(client=client),
-            wish=None,
+            memory_request=None,
         )
         self.looks = 0
         self.lock = asyncio.Lock()

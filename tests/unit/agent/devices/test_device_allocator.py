@@ -19,7 +19,7 @@ class Resident:
     kept = 0
     memory_limit = 1 << 40
     owner = 0
-    undecided = False
+    lock_taken = False
 
     def __init__(self, room: DeviceAllocator, name: str, granted: int) -> None:
         self.id = self.name = name
@@ -44,7 +44,7 @@ class Resident:
             self.room.release(self)
         return True
 
-    def look(self) -> None:
+    def request_reconcile(self) -> None:
         self.looks += 1
 
     async def grow(self, need: int) -> GrantAnswer:

@@ -50,7 +50,9 @@ class Fake:
         self.client = SimpleNamespace(head=100, memory_used=7)
         self.page = SimpleNamespace(consumed=100)
         memory = SimpleNamespace(client=self.client, worker=self.page)
-        self.device_state = SimpleNamespace(memory=memory, worker=self, busy_seconds=1.0, wish=None)
+        self.device_state = SimpleNamespace(
+            memory=memory, worker=self, busy_seconds=1.0, memory_request=None
+        )
         self.told = Told()
         self.watch = StepMonitor(self, self.device_state, self.told)  # type: ignore[arg-type]
 

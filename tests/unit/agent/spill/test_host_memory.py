@@ -22,13 +22,13 @@ class SpillableSession:
     host_bytes = 100
 
     def __init__(self) -> None:
-        self.id, self.undecided, self.asked = "guest", False, 0
+        self.id, self.lock_taken, self.asked = "guest", False, 0
         self.answers: list[bool | StoreError] = []
 
     def as_parked(self) -> SuspendedState | None:
-        return None if self.undecided else SuspendedState(self.id, self.host_bytes, 0.0)
+        return None if self.lock_taken else SuspendedState(self.id, self.host_bytes, 0.0)
 
-    async def chill(self) -> bool:
+    async def spill(self) -> bool:
         self.asked += 1
         answer = self.answers.pop(0)
         if isinstance(answer, StoreError):
@@ -66,11 +66,11 @@ def test_a_locked_session_is_spilled_when_its_lock_is_free(
     run: Callable[[Play], SpillableSession],
 ) -> None:
     async def play(host: HostMemory, guest: SpillableSession) -> None:
-        guest.undecided, guest.answers = True, [True]
+        guest.lock_taken, guest.answers = True, [True]
         host.changed()
         await settle()
         assert guest.asked == 0
-        guest.undecided = False
+        guest.lock_taken = False
         host.decided(guest)
         await settle()
 

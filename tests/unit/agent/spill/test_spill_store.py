@@ -33,7 +33,7 @@ def put(states: SpillStore, label: Label) -> None:
         os.close(fd)
 
 
-def chill(states: SpillStore, session: str) -> None:
+def spill(states: SpillStore, session: str) -> None:
     put(states, states.label(session, "digits.ipynb", 7, "ada", "", "software", 0))
 
 
@@ -44,15 +44,15 @@ def names(states: SpillStore) -> list[str]:
 def test_of_its_own_those_stay_that_sessions_have(store: Path, tmp_path: Path) -> None:
     before = daemon(store, tmp_path / "one")
     for session in ("adopted", "forgotten"):
-        chill(before, session)
+        spill(before, session)
     now = daemon(store, tmp_path / "one")
-    chill(now, "new")
+    spill(now, "new")
     now.tidy(["adopted"])
     assert names(now) == ["adopted", "new"]
 
 
 def test_states_of_another_daemon_stay_as_long_as_it_lives(store: Path, tmp_path: Path) -> None:
-    chill(daemon(store, tmp_path / "other"), "theirs")
+    spill(daemon(store, tmp_path / "other"), "theirs")
     ours = daemon(store, tmp_path / "one")
     lock = os.open(tmp_path / "other" / "agent.lock", os.O_RDWR)
     try:

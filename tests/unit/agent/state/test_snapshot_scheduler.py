@@ -32,7 +32,7 @@ class CountingState:
     save_cost: float = 0.0
     retained: int = 0
     saves: int = 0
-    forgone: bool = False
+    unrecoverable: bool = False
     closed: bool = False
     worker: object = field(default_factory=object)
     memory: Any = field(
@@ -53,7 +53,7 @@ class CountingState:
 
     @property
     def saved(self) -> bool:
-        return not (self.executed_bytes or self.forgone)
+        return not (self.executed_bytes or self.unrecoverable)
 
     def comes(self, count: int, *, operators: int, dirty: int, executed: int | None = None) -> None:
         """Append bytes of log, with operators, which leave this many bytes dirty."""
@@ -67,11 +67,11 @@ class CountingState:
         self.executed_bytes = 0
 
     async def save(self, patient: bool) -> None:
-        self.saves, self.forgone, self.dirty_bytes = self.saves + 1, False, 0
+        self.saves, self.unrecoverable, self.dirty_bytes = self.saves + 1, False, 0
         self.free()
 
-    async def forgo(self) -> None:
-        self.forgone = True
+    async def truncate_unsaved(self) -> None:
+        self.unrecoverable = True
         self.free()
 
 
@@ -80,10 +80,10 @@ class ScheduledSession:
 
     def __init__(self, *, cost: float = 0.0) -> None:
         self.state, self.asked, self.room = CountingState(save_cost=cost), 0, True
-        self.upkeep = SnapshotScheduler(self.state, BUDGET, self._has, lambda: None)  # type: ignore[arg-type]
+        self.snapshots = SnapshotScheduler(self.state, BUDGET, self._has, lambda: None)  # type: ignore[arg-type]
         if cost:
             self.state.comes(8, operators=1, dirty=1)
-            self.tend(rested=0.0, busy=10.0)
+            self.take_due(rested=0.0, busy=10.0)
             assert self.state.saves == 1
             self.state.saves = self.asked = 0
 
@@ -91,34 +91,34 @@ class ScheduledSession:
         self.asked += 1
         return self.room
 
-    def tend(self, rested: float = 0.0, busy: float = 0.0) -> None:
+    def take_due(self, rested: float = 0.0, busy: float = 0.0) -> None:
         self.state.busy_seconds += busy
-        asyncio.run(self.upkeep.tend(rested, self.state.save))
+        asyncio.run(self.snapshots.take_due(rested, self.state.save))
 
 
 def test_nothing_is_asked_and_nothing_done_before_it_is_due() -> None:
     kept = ScheduledSession()
     kept.state.comes(10 * MIB, operators=1000, dirty=MIB)
-    kept.tend(busy=0.1)
+    kept.take_due(busy=0.1)
     assert (kept.state.saves, kept.asked) == (0, 0)
-    kept.tend(busy=10.0)
+    kept.take_due(busy=10.0)
     assert (kept.state.saves, kept.asked) == (1, 1)
-    kept.tend(busy=10.0)  # it is saved
+    kept.take_due(busy=10.0)  # it is saved
     assert (kept.state.saves, kept.asked) == (1, 1)
 
 
 def test_a_step_is_not_saved_beyond_its_share_and_forgone_when_its_log_is_full() -> None:
     kept = ScheduledSession(cost=TOO_DEAR)
     kept.state.comes(300 * MIB, operators=10_000, dirty=100 * MIB)
-    kept.tend(busy=10.0)
-    assert not kept.state.forgone
+    kept.take_due(busy=10.0)
+    assert not kept.state.unrecoverable
     kept.state.comes(100 * MIB, operators=3_000, dirty=100 * MIB)
-    kept.tend(busy=10.0)
-    assert kept.state.forgone
+    kept.take_due(busy=10.0)
+    assert kept.state.unrecoverable
     assert (kept.state.saves, kept.asked) == (0, 0)
-    assert "faster than 512.0 MiB" in kept.upkeep.obstacle
-    kept.tend(rested=REST_SECONDS)  # no request waits: it costs nothing
-    assert (kept.state.forgone, kept.upkeep.obstacle) == (False, "")
+    assert "faster than 512.0 MiB" in kept.snapshots.obstacle
+    kept.take_due(rested=REST_SECONDS)  # no request waits: it costs nothing
+    assert (kept.state.unrecoverable, kept.snapshots.obstacle) == (False, "")
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -128,10 +128,10 @@ def test_an_upload_is_saved_whatever_the_last_snapshot_cost_if_there_is_room(roo
     for _ in range(64):
         dirty = kept.state.dirty_bytes + 16 * MIB
         kept.state.comes(16 * MIB, operators=0, dirty=dirty)
-        kept.tend(busy=0.005)
+        kept.take_due(busy=0.005)
     assert kept.state.saves == (3 if room else 0)
-    assert kept.state.forgone is not room
-    assert ("host memory" in kept.upkeep.obstacle) is not room
+    assert kept.state.unrecoverable is not room
+    assert ("host memory" in kept.snapshots.obstacle) is not room
 
 
 def test_a_large_tensor_is_saved_only_before_its_log_would_be_lost() -> None:
@@ -139,8 +139,8 @@ def test_a_large_tensor_is_saved_only_before_its_log_would_be_lost() -> None:
     for _ in range(64):
         kept.state.comes(16 * MIB, operators=0, dirty=1024 * MIB)
         most = max(most, kept.state.log_bytes)
-        kept.tend(busy=0.005)
-        assert not kept.state.forgone
+        kept.take_due(busy=0.005)
+        assert not kept.state.unrecoverable
     assert kept.state.saves == 2
     assert most > FULL * CAPACITY
 
@@ -149,9 +149,9 @@ def test_an_upload_keeps_no_later_snapshot_away() -> None:
     kept = ScheduledSession()
     kept.state.save_cost = TOO_DEAR
     kept.state.comes(300 * MIB, operators=0, dirty=300 * MIB)
-    kept.tend(busy=0.1)
+    kept.take_due(busy=0.1)
     kept.state.comes(MIB, operators=1000, dirty=300 * MIB)
-    kept.tend(busy=10.0)
+    kept.take_due(busy=10.0)
     assert kept.state.saves == 2
 
 
@@ -159,12 +159,12 @@ def test_a_worker_that_is_behind_is_neither_saved_nor_robbed_of_its_log() -> Non
     kept = ScheduledSession(cost=TOO_DEAR)
     for operators in (0, 100_000):
         kept.state.comes(250 * MIB, operators=operators, dirty=MIB, executed=MIB)
-        kept.tend()
-        assert (kept.state.saves, kept.state.forgone, kept.asked) == (0, False, 0)
-    assert kept.upkeep._seconds_left(0.0) == BEHIND_SECONDS
+        kept.take_due()
+        assert (kept.state.saves, kept.state.unrecoverable, kept.asked) == (0, False, 0)
+    assert kept.snapshots._seconds_left(0.0) == BEHIND_SECONDS
     kept.state.executed_bytes = 400 * MIB
-    kept.tend()
-    assert kept.state.forgone
+    kept.take_due()
+    assert kept.state.unrecoverable
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_client_rings_when_its_log_has_come_to_the_next_mark(came: int, budget
     kept = ScheduledSession(cost=TOO_DEAR)
     if came:
         kept.state.comes(came, operators=came // 200, dirty=MIB, executed=8)
-    kept.tend()
+    kept.take_due()
     assert kept.state.memory.agent.log_budget == budget
 
 
@@ -187,7 +187,7 @@ def test_a_snapshot_that_fails_is_tried_again() -> None:
     async def refuse(patient: bool) -> None:
         raise WorkerError("no memory")
 
-    asyncio.run(kept.upkeep.tend(0.0, refuse))
-    assert (kept.upkeep._seconds_left(0.0), kept.state.saves) == (1.0, 0)
-    kept.tend()
+    asyncio.run(kept.snapshots.take_due(0.0, refuse))
+    assert (kept.snapshots._seconds_left(0.0), kept.state.saves) == (1.0, 0)
+    kept.take_due()
     assert kept.state.saves == 1

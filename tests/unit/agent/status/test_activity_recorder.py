@@ -52,19 +52,19 @@ class RecordedDay:
     def begin(self, *, kept: bool) -> None:
         """Start an agent, which finds the existing sessions."""
         record = activity_store.ActivityStore(self.directory)
-        self.chronicle = ActivityRecorder(self.sessions, ROOMS, record)
-        self.chronicle.begin(kept=kept)
+        self.recorder = ActivityRecorder(self.sessions, ROOMS, record)
+        self.recorder.begin(kept=kept)
         for each in self.sessions.values():
-            self.chronicle.opened(each)
+            self.recorder.opened(each)
 
     def open(self, name: str, device: str = "cpu:0") -> RecordedSession:
         self.sessions[name] = session = RecordedSession(name, device)
-        self.chronicle.opened(session)  # type: ignore[arg-type]
+        self.recorder.opened(session)  # type: ignore[arg-type]
         return session
 
     def become(self, session: Any, state: State, device: str = "cpu:0") -> None:
         session.state, session.room = state, ROOMS[device]
-        self.chronicle.became(session)
+        self.recorder.state_changed(session)
 
     def pass_by(self, seconds: float, **executed: float) -> None:
         """Let time pass in which sessions executed for this long."""
@@ -74,7 +74,7 @@ class RecordedDay:
 
     async def end(self) -> dict[str, float]:
         """End the agent; return for how long devices have executed by the record."""
-        await self.chronicle.close()
+        await self.recorder.close()
         found = activity_store.read(self.directory, NOW, self.now, 1.0, os.getuid())
         return {each["id"]: each["executed"] for each in found["devices"]}
 
@@ -107,10 +107,10 @@ def test_device_seconds_are_counted_once(tmp_path: Path, monkeypatch: pytest.Mon
         # Another agent continues with them, and counts nothing twice.
         day.begin(kept=True)
         day.pass_by(10, one=2, two=3)
-        day.chronicle.note_executed(one)  # type: ignore[arg-type]
+        day.recorder.note_executed(one)  # type: ignore[arg-type]
         del day.sessions["one"]
         one.device_state.closed = True
-        day.chronicle.closed(one)  # type: ignore[arg-type]
+        day.recorder.closed(one)  # type: ignore[arg-type]
         found = await day.end()
         assert found == {"cpu:0": first["cpu:0"] + 2, "cpu:1": first["cpu:1"] + 3}
         total = one.device_state.busy_seconds + two.device_state.busy_seconds

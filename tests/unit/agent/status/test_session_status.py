@@ -85,7 +85,7 @@ def test_a_status_request_changes_nothing() -> None:
     async def ask() -> None:
         kept = CountingSupervisor()
         agent = Agent(configured_devices(), AgentSettings(), kept, lambda: None)  # type: ignore[arg-type]
-        agent.chronicle.begin(kept=False)
+        agent.recorder.begin(kept=False)
         try:
             await changes_nothing(agent, kept)
         finally:
