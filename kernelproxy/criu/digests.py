@@ -13,20 +13,6 @@ from kernelproxy.common.untrusted import parse_json
 from kernelproxy.native import libraries
 
 
-def warm(pid: int) -> None:
-    """Hash the files that a running process has mapped, so that saving it need not wait."""
-    paths = set()
-    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            parts = line.rstrip("\n").split(maxsplit=5)
-            if len(parts) == 6 and parts[5].startswith("/") and "x" in parts[1]:
-                paths.add(parts[5])
-    with Digests() as digests:
-        for path in sorted(paths):
-            with suppress(OSError):  # removed meanwhile, or not a file
-                digests.of(path, os.stat(path))
-
-
 class Digests:
     """Digests of files, cached across processes."""
 
