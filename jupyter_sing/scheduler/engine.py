@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler import persistence as past
-from jupyter_sing.scheduler.decisions import Decision, Guarantees, Promised, Queued
+from jupyter_sing.scheduler.admission import TierAdmission
+from jupyter_sing.scheduler.decisions import Decision, Guarantees, Queued
 from jupyter_sing.scheduler.events import Event
 from jupyter_sing.scheduler.explain.explain import ExplainedWait, Explainer
-from jupyter_sing.scheduler.fairness.fair_queue import Flow, ServiceLedger
-from jupyter_sing.scheduler.fairness.tier_targets import Admission, Tally, admit
+from jupyter_sing.scheduler.fairness.fair_queue import ServiceLedger
+from jupyter_sing.scheduler.fairness.tier_targets import Admission
 from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.no_guarantees import NoGuarantees
 from jupyter_sing.scheduler.queue.cell_lifecycle import CellLifecycle
@@ -22,7 +23,8 @@ from jupyter_sing.scheduler.queue.dispatcher import Dispatcher
 from jupyter_sing.scheduler.queue.lease_table import LeaseTable
 from jupyter_sing.scheduler.queue.packing import Packing
 from jupyter_sing.scheduler.queue.timers import Timers
-from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
+from jupyter_sing.scheduler.session_registry import SessionRegistry
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings
 from jupyter_sing.scheduler.state import EngineSession, Phase
 from jupyter_sing.scheduler.statistics import Statistics
 
@@ -94,17 +96,22 @@ class Engine:
             self._packing,
             self._explaining,
         )
-        self._order = 0
-        self._tally = Tally()
-        self._unpromised: dict[EngineSession, None] = {}
-        self._past: dict[str, past.SessionHistory] = {}
+        self._admission = TierAdmission(self._leases, self._settings)
+        self._registry = SessionRegistry(
+            self._ledger,
+            self._agenda,
+            self._leases,
+            self._serving,
+            self._packing,
+            self._cells,
+            self._admission,
+        )
         if accounts is not None:
             self._restore(accounts, now)
-        self._tiers: dict[Tier, float] = dict.fromkeys(Tier, 0.0)
         self._handlers: dict[type, Callable[..., None]] = {
-            events.SessionAdded: self._opened,
-            events.SessionRemoved: self._closed,
-            events.TermsChanged: self._changed,
+            events.SessionAdded: self._registry.added,
+            events.SessionRemoved: self._registry.removed,
+            events.TermsChanged: self._registry.changed,
             events.CellSubmitted: self._cells.submitted,
             events.CellFinished: self._cells.finished,
             events.Started: self._cells.started,
@@ -171,10 +178,10 @@ class Engine:
         return past.export(
             token=self._leases.issued.token,
             turn=self._explaining.turn,
-            violations=self._tally.missed,
+            violations=self._admission.tally.missed,
             ledger=self._ledger,
             sessions=self._sessions.values(),
-            past=self._past.values(),
+            past=self._registry.history.values(),
             devices=self._leases.table.devices.values(),
             now=now,
         )
@@ -190,7 +197,7 @@ class Engine:
             self._leases.issued.switches,
             self._leases.issued.evictions,
             self._leases.issued.migrations,
-            self._tally.missed,
+            self._admission.tally.missed,
             {
                 (flow.parent.name, flow.name): flow.served
                 for flow in self._ledger.flows()
@@ -229,157 +236,10 @@ class Engine:
         )
         self._leases.issued.token = found.token
         self._explaining.turn = found.turn
-        self._tally.missed = found.violations
-        self._past = found.sessions
+        self._admission.tally.missed = found.violations
+        self._registry.history = found.sessions
         for flow in self._ledger.flows():
             self._limiter.apply(flow, now)
-
-    # Sessions.
-
-    def _opened(self, event: events.SessionAdded) -> None:
-        if event.session in self._sessions:
-            return
-        user = self._user(event.vc, event.user, event.at)
-        self._order += 1
-        flow = self._ledger.session(event.session, user, event.weight)
-        session = EngineSession(event, self._order, flow)
-        session.account.tally = self._tally
-        self._sessions[event.session] = session
-        shapes = self._serving.placement.shapes
-        shapes[session.gpus] = shapes.get(session.gpus, 0) + 1
-        self._pin(session, event.pinned, event.device)
-        self._promise(session, event.at)
-        known = self._past.pop(event.session, None)
-        if known is not None:
-            known.apply(session, event.at)
-        if event.bound is not None and event.gpus == 1:
-            session.residency.bound = self._leases.table.devices[event.bound]
-        if event.device is not None and event.resident and event.gpus == 1 and event.memory:
-            home = self._leases.table.devices[event.device]
-            if home.healthy and home.used + event.memory <= home.memory:
-                home.put(session, event.memory)
-                session.residency.homes = [home]
-                self._leases.table.free.update(home)
-
-    def _user(self, vc: str, user: str, now: float) -> Flow:
-        """Return the flow of a user, with the weights and limits of the settings."""
-        settings = self._settings
-        flow = self._ledger.user(
-            vc,
-            user,
-            settings.vc_weights.get(vc, 1.0),
-            settings.user_weights.get((vc, user), 1.0),
-        )
-        if not flow.backlog:
-            assert flow.parent
-            self._limiter.apply(flow, now)
-            self._limiter.apply(flow.parent, now)
-        return flow
-
-    def _promise(self, session: EngineSession, now: float) -> None:
-        """Admit a session to its tier, if the tier target can be kept."""
-        before, found = session.terms.admission, self._admit(session)
-        session.terms.admission = found
-        session.terms.goal = (
-            self._settings.targets.get(session.terms.tier, 0.0) if found.kept else 0.0
-        )
-        session.account.promise(session.terms.goal, now)
-        if found.kept:
-            self._count_promise(session, 1)
-            self._unpromised.pop(session, None)
-        else:
-            self._unpromised[session] = None
-        if found.kept != before.kept or (not found.kept and found.tier is not before.tier):
-            self._leases.issued.append(Promised(session.id, found.kept, found.reason))
-
-    def _withdraw_promise(self, session: EngineSession) -> None:
-        """Withdraw the tier target of a session; `_promise_again` may then admit others."""
-        if session.terms.admission.kept:
-            self._count_promise(session, -1)
-        self._unpromised.pop(session, None)
-
-    def _promise_again(self, now: float) -> None:
-        """Retry to admit sessions that could not be admitted, in their order."""
-        for session in sorted(self._unpromised, key=lambda each: each.number):
-            self._promise(session, now)
-
-    def _count_promise(self, session: EngineSession, times: int) -> None:
-        """Add what a session is expected to keep busy, or, with -1, subtract it."""
-        self._tiers[session.terms.tier] += times * session.gpus * self._settings.duty
-
-    def _pin(self, session: EngineSession, pinned: bool, device: str | None) -> None:
-        """Pin a session to the device that it holds or is on, or unpin it."""
-        if session.terms.pinned and not pinned:
-            for home in session.residency.homes:
-                self._leases.table.refusals.relent(home)
-        session.terms.pinned = pinned
-        if not pinned or session.gpus > 1:
-            session.residency.pinned_on = None
-        elif session.residency.pinned_on is None:
-            here = [*session.lease.devices, *session.residency.homes][:1]
-            session.residency.pinned_on = self._leases.table.devices.get(
-                device or "", here[0] if here else None
-            )
-
-    def _admit(self, session: EngineSession) -> Admission:
-        healthy = sum(device.healthy for device in self._leases.table.devices.values())
-        return admit(
-            session.terms.tier, session.gpus, self._tiers, healthy, healthy, self._settings.targets
-        )
-
-    def _closed(self, event: events.SessionRemoved) -> None:
-        session = self._sessions.get(event.session)
-        if session is None:
-            return
-        self._cells.stop(session, event.at)
-        if session.phase is not Phase.IDLE:
-            self._cells.rest(session, event.at)
-        self._leases.table.forget(session, event.at)
-        self._leases.table.refusals.forget(session)
-        self._packing.forget(session)
-        self._serving.placement.shapes[session.gpus] -= 1
-        self._withdraw_promise(session)
-        self._promise_again(event.at)
-        session.timers += 1
-        del self._sessions[event.session]
-
-    def _changed(self, event: events.TermsChanged) -> None:
-        session = self._sessions.get(event.session)
-        if session is None:
-            return
-        now = event.at
-        if event.tier is not session.terms.tier:
-            self._withdraw_promise(session)
-            session.terms.tier = event.tier
-            self._promise(session, now)
-            self._promise_again(now)
-        self._pin(session, event.pinned, event.device)
-        session.terms.may_pack = event.may_pack
-        self._move(session, event.vc, event.user, now)
-        self._ledger.reweigh(session.flow, event.weight, now)
-        self._packing.offer(session)
-        self._agenda.review(session, now)
-
-    def _move(self, session: EngineSession, vc: str | None, name: str | None, now: float) -> None:
-        """Move a session to another virtual cluster or user, with all that it has."""
-        before = session.flow.parent
-        assert before
-        user = self._user(vc or session.vc, name or before.name, now)
-        if user is before:
-            return
-        if session.phase is Phase.RESERVED:
-            self._cells.lose(session, now)  # its reservation belongs to its virtual cluster
-        waits = session.phase is Phase.WAITING
-        if waits:
-            self._serving.withdraw(session)
-        quotas = session.quotas
-        self._ledger.move(session.flow, user, now)
-        session.vc, session.quotas = vc or session.vc, session.flow.quotas
-        for quota, other in zip(quotas, session.quotas, strict=True):
-            if quota is not other:
-                quota.transfer(session, other)
-        if waits:
-            self._serving.let_wait(session, now)
 
     # Measurements and settings.
 
@@ -427,9 +287,7 @@ class Engine:
                 weight = settings.user_weights.get((flow.parent.name, flow.name), 1.0)
             self._ledger.reweigh(flow, weight, now)
             self._limiter.apply(flow, now)
-        self._tiers, self._unpromised = dict.fromkeys(Tier, 0.0), {}
-        for session in self._sessions.values():
-            self._promise(session, now)
+        self._admission.configure(settings, now)
         if event.guarantees is not None:
             self._leases.govern(event.guarantees, now)
             self._serving.begin_again(not isinstance(event.guarantees, NoGuarantees), now)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jupyter_sing.scheduler.queue.refusals import Refusals
 from jupyter_sing.scheduler.queue.residency import HostMemoryEstimate
+from jupyter_sing.scheduler.refusals import Refusals
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings
 from jupyter_sing.scheduler.state import EngineDevice, EngineSession, FreeDevices
 

@@ -14,9 +14,6 @@ from jupyter_sing.scheduler.queue.timers import Timers
 from jupyter_sing.scheduler.queue.wait_queue import Blocked
 from jupyter_sing.scheduler.state import EngineSession, Phase
 
-GANGS_PAUSE = 0.2
-"""Seconds between two searches for several devices at once that found none."""
-
 YIELD_PAUSE = 0.05
 """Seconds for which a session that has lost its reservation does not reserve again.
 
@@ -61,7 +58,6 @@ class Dispatcher:
         self.widest = leases.widest()
         self.yielded: dict[EngineSession, None] = {}
         self.hopeless: dict[EngineSession, None] = {}
-        self._gangs_after = float("-inf")
         self._compared_after = float("-inf")
 
     def let_wait(self, session: EngineSession, now: float) -> None:
@@ -113,7 +109,7 @@ class Dispatcher:
             session = self._waiting.best(now, blocked)
             if session is None or len(passed) >= SKIPS_MAX:
                 break
-            if session.gpus > 1 and now < self._gangs_after:
+            if self.placement.gangs.is_paused(session, now):
                 blocked.add(session.vc, session.gpus)
                 continue
             if not self._is_ready(session, now):
@@ -134,9 +130,9 @@ class Dispatcher:
                 if now >= self._compared_after:
                     self._compared_after = now + self._agenda.settings.compare_after
                     self._agenda.look_again(self._compared_after)
-                if session.gpus > 1:
-                    self._gangs_after = now + GANGS_PAUSE
-                    self._agenda.look_again(self._gangs_after)
+                again = self.placement.gangs.note_failure(session, now)
+                if again is not None:
+                    self._agenda.look_again(again)
         for session in passed:
             self._waiting.add(session, self._agenda.level(session, now), now)
 

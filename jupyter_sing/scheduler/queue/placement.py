@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jupyter_sing.scheduler.queue.gangs import GangPlacement, fragmentation
 from jupyter_sing.scheduler.queue.preemption import RunningSessions, behind
-from jupyter_sing.scheduler.queue.refusals import Refusals
 from jupyter_sing.scheduler.queue.residency import room
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
+from jupyter_sing.scheduler.refusals import Refusals
 from jupyter_sing.scheduler.state import (
     EngineDevice,
     EngineSession,
@@ -24,7 +25,7 @@ from jupyter_sing.scheduler.state import (
 )
 
 CANDIDATES = 16
-"""Number of devices, or nodes, that are compared."""
+"""Number of devices that are compared."""
 
 WAIT_MIN = 0.05
 
@@ -51,21 +52,6 @@ class Later:
     at: float
 
 
-def fragmentation(free: int, shapes: Mapping[int, int]) -> float:
-    """Return the number of free devices of a node that an average session cannot use.
-
-    Parameters
-    ----------
-    free
-        Free devices of the node.
-    shapes
-        Sessions by the number of devices that they need at once.
-    """
-    total = sum(shapes.values())
-    useless = sum(count * free for gpus, count in shapes.items() if gpus > free)
-    return useless / total if total else 0.0
-
-
 class Placement:
     """Chooses devices; changes no sessions or devices."""
 
@@ -76,11 +62,10 @@ class Placement:
         running: RunningSessions,
         refusals: Refusals,
     ) -> None:
-        self._nodes = nodes
         self._free = free
         self._running = running
         self._refusals = refusals
-        self.shapes: dict[int, int] = {}
+        self.gangs = GangPlacement(nodes, free, refusals, self._stoppable)
         self.cramped = False  # the last choice failed for lack of memory, not of devices
 
     def choose(
@@ -89,7 +74,9 @@ class Placement:
         """Return devices for a waiting session; None if it can only wait."""
         self.cramped = False
         if session.gpus > 1:
-            return self._several(session, level, now)
+            choice = self._gang(session, level, now)
+            self.cramped = self.cramped or self.gangs.cramped
+            return choice
         if session.only is not None:
             return self._bound(session, level, session.only, now)
         home = session.residency.homes[0] if session.residency.homes else None
@@ -118,6 +105,21 @@ class Placement:
             return Later(now + max(WAIT_MIN, patience))
         return PlacementChoice((device,), tuple(device.lessees), "it goes before what runs there")
 
+    def _gang(
+        self,
+        session: EngineSession,
+        level: int,
+        now: float,
+        gone: tuple[EngineSession, ...] = (),
+        reason: str = "",
+    ) -> PlacementChoice | None:
+        found = self.gangs.choose(session, level, now, gone)
+        if found is None:
+            return None
+        devices, victims = found
+        default = f"{session.gpus} devices of {devices[0].node}"
+        return PlacementChoice(devices, victims, reason or default)
+
     def swap(
         self, session: EngineSession, level: int, quota: SessionQuota, now: float
     ) -> PlacementChoice | None:
@@ -128,8 +130,7 @@ class Placement:
             return None
         reason = f"it takes the place of another session of {quota.whose}"
         if session.gpus > 1:
-            choice = self._several(session, level, now, gone)
-            return choice and PlacementChoice(choice.devices, choice.victims, reason)
+            return self._gang(session, level, now, gone, reason)
         freed = [
             device
             for victim in gone
@@ -287,7 +288,9 @@ class Placement:
                 held = until if held is None else min(held, until)
                 continue
             count = len(self._free.per_node[device.node])
-            broken = fragmentation(count - 1, self.shapes) - fragmentation(count, self.shapes)
+            broken = fragmentation(count - 1, self.gangs.shapes) - fragmentation(
+                count, self.gangs.shapes
+            )
             cost = device.switch(session) + made.seconds
             key = (round(cost, 3), broken, device.used, device.number)
             if best is None or key < best:
@@ -316,61 +319,3 @@ class Placement:
             ),
             default=0.0,
         )
-
-    def _several(
-        self, session: EngineSession, level: int, now: float, gone: tuple[EngineSession, ...] = ()
-    ) -> PlacementChoice | None:
-        """Choose devices of one node, with the fewest victims; `gone` sessions stop anyway."""
-        wanted = session.gpus
-        best: tuple[int, float, float, int] | None = None
-        chosen: PlacementChoice | None = None
-        order = sorted(self._nodes, key=lambda node: -len(self._free.per_node.get(node, ())))
-        for position, node in enumerate(order[:CANDIDATES]):
-            picked: list[tuple[int, float, int, EngineDevice]] = []
-            for device in self._nodes[node]:
-                ranked = self._rank(session, level, device, now, gone)
-                if ranked is not None:
-                    picked.append((*ranked, device.number, device))
-            if len(picked) < wanted:
-                continue
-            picked.sort()
-            picked = picked[:wanted]
-            victims = tuple(
-                dict.fromkeys(
-                    [*gone, *(other for *_, device in picked for other in device.lessees)]
-                )
-            )
-            count = len(self._free.per_node.get(node, ()))
-            key = (
-                len(victims),
-                sum(cost for _, cost, *_ in picked),
-                fragmentation(max(0, count - wanted), self.shapes),
-                position,
-            )
-            if best is None or key < best:
-                best = key
-                chosen = PlacementChoice(
-                    tuple(device for *_, device in picked), victims, f"{wanted} devices of {node}"
-                )
-        return chosen
-
-    def _rank(
-        self,
-        session: EngineSession,
-        level: int,
-        device: EngineDevice,
-        now: float,
-        gone: tuple[EngineSession, ...],
-    ) -> tuple[int, float] | None:
-        if self._refusals.holds(session, device, now):
-            self.cramped = True
-            return None
-        freed = device.incoming is None and device.healthy
-        if freed and all(lessee in gone for lessee in device.lessees):
-            made = room(session, device, now, leaving=gone)
-            return None if made is None else (0, device.switch(session) + made.seconds)
-        victims = self._stoppable(session, level, device, now)
-        if victims is None:
-            return None
-        made = room(session, device, now, leaving=victims)
-        return None if made is None else (1, device.switch(session) + made.seconds)

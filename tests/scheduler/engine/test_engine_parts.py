@@ -10,7 +10,7 @@ from jupyter_sing.scheduler.fairness.fair_queue import Flow, ServiceLedger
 from jupyter_sing.scheduler.fairness.mlfq import Gaps, SwapBudget, level_end, level_of, run_min
 from jupyter_sing.scheduler.fairness.tier_targets import Account, Tally, admit
 from jupyter_sing.scheduler.no_guarantees import NoGuarantees
-from jupyter_sing.scheduler.queue.placement import fragmentation
+from jupyter_sing.scheduler.queue.gangs import fragmentation
 from jupyter_sing.scheduler.queue.residency import HostMemoryEstimate, room
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
 from jupyter_sing.scheduler.state import EngineDevice, EngineSession, FreeDevices, Phase
