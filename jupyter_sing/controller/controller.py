@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,29 +13,22 @@ from typing import cast
 
 from jupyter_sing.controller import decision_log, policy_file
 from jupyter_sing.controller.accounts_writer import AccountsUpdate, AccountsWriter
-from jupyter_sing.controller.decision_log import DecisionEntry, DecisionLog, read_accounts
-from jupyter_sing.controller.effective_policy import EffectiveTerms, HostPolicy
+from jupyter_sing.controller.decision_log import DecisionLog, SavedAccounts, read_accounts
+from jupyter_sing.controller.decision_runner import DecisionRunner
+from jupyter_sing.controller.effective_policy import HostPolicy
+from jupyter_sing.controller.engine_driver import EngineDriver
 from jupyter_sing.controller.session_entry import SessionEntry
+from jupyter_sing.controller.shortfalls import shortfalls
 from jupyter_sing.controller.switch_cost import Bandwidth, Rate
 from jupyter_sing.controller.time_to_gpu import TimeToGpu
 from jupyter_sing.controller.wait_estimates import WaitEstimates
 from jupyter_sing.scheduler import events
-from jupyter_sing.scheduler.decisions import (
-    Decision,
-    Evict,
-    Grant,
-    MigrateMemory,
-    Pack,
-    Preempt,
-    Promised,
-    Queued,
-    Unpack,
-)
+from jupyter_sing.scheduler.decisions import Decision, Guarantees
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.fairness.tier_targets import admit
 from jupyter_sing.scheduler.persistence import AccountsError
 from jupyter_sing.scheduler.policy import differences
-from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings
+from jupyter_sing.scheduler.statistics import Statistics
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol.views import (
@@ -46,7 +37,7 @@ from kernelproxy.common.protocol.views import (
     PolicyEffect,
     SharingView,
 )
-from kernelproxy.common.readable import device_name, devices_named
+from kernelproxy.common.readable import device_name
 from kernelproxy.common.scheduler_api import Hands, SessionDescription, SessionOutlook
 
 log = logging.getLogger(__name__)
@@ -63,11 +54,6 @@ LIVE = EngineSettings(
     move_lag=10.0,
     swap_share=0.2,
 )
-
-#: Rounds of the event loop in which all sessions that an agent has recovered request devices.
-GATHER_ROUNDS = 100
-
-_ID = re.compile(r"\b[0-9a-f]{12}\b")
 
 
 class Controller:
@@ -96,18 +82,22 @@ class Controller:
         self._journal = DecisionLog(self._directory)
         self._sessions: dict[str, SessionEntry] = {}
         self._users: dict[str, None] = {}
-        self._told: deque[events.Event] = deque()
         self._waits = TimeToGpu()
-        self._busy = False
-        self._timer: asyncio.TimerHandle | None = None
         self._books = AccountsWriter(self._journal, self._take, clock)
         self._before: frozenset[str] = frozenset()  # sessions of the previous controller
-        self._gathering = False
-        self._outlooks = WaitEstimates(lambda now: self._engine.outlooks(now), self._named, clock)
+        self._runner = DecisionRunner(
+            self._sessions,
+            self._journal,
+            lambda session: self._outlooks.of(session),
+            lambda known: self._allow(known, said=True),
+        )
+        self._outlooks = WaitEstimates(
+            lambda now: self._engine.outlooks(now), self._runner.named, clock
+        )
 
     def begin(self, hands: Hands, devices: dict[str, int]) -> None:
         """See `Arbiter`."""
-        self._hands = hands
+        self._hands = self._runner.hands = hands
         found = [
             DeviceSpec(name, memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
             for name, memory in devices.items()
@@ -117,31 +107,26 @@ class Controller:
         self._rules = policy_file.begin(self._directory, self._nodes)
         guarantees = None if self._rules.promised is None else self._rules.guarantees()
         before = read_accounts(self._directory)
-        if before is not None:
-            self._before = frozenset(before.sessions)
-            at = self._clock() - max(0.0, time.time() - before.at)
-            try:
-                self._engine = Engine(found, self._settings(), guarantees, before.accounts, at)
-                return
-            except AccountsError as error:
-                log.warning("What everybody has had is forgotten: %s", error)
-        self._engine = Engine(found, self._settings(), guarantees)
+        self._before = frozenset(before.sessions if before is not None else ())
+        self._engine = _first_engine(found, self._settings(), guarantees, before, self._clock())
+        self._driver = EngineDriver(
+            self._engine, self._clock, self._carry_out, self._books.note_change
+        )
 
     # ---------------------------------------------------------------- calls of the agent
 
     def opened(self, terms: SessionDescription) -> None:
         """See `Arbiter`."""
-        if terms.session in self._before and not self._gathering:
-            self._gathering = True
-            self._gather()
-        known = SessionEntry(terms, self._standing(terms), terms.memory)
+        if terms.session in self._before:
+            self._driver.gather()
+        known = SessionEntry(terms, self._rules.standing(terms.user, terms.tier), terms.memory)
         self._sessions[terms.session] = known
         if terms.user not in self._users:
             self._users[terms.user] = None
             if self._rules.text:  # else all users have the same settings
-                self._tell(events.Reconfigured(self._clock(), self._settings()))
+                self._driver.send(events.Reconfigured(self._clock(), self._settings()))
         standing = known.standing
-        self._tell(
+        self._driver.send(
             events.SessionAdded(
                 self._clock(), terms.session, standing.vc, terms.user, standing.tier,
                 memory=terms.memory, pinned=terms.pinned, may_pack=standing.may_pack,
@@ -150,7 +135,7 @@ class Controller:
             )
         )  # fmt: skip
         if terms.session in self._before:
-            self._note(
+            self._runner.note(
                 terms.session, "restart", "The controller was restarted. The session continues."
             )
         self._allow(known, said=bool(self._rules.text))
@@ -160,7 +145,7 @@ class Controller:
         known = self._sessions.get(terms.session)
         if known is None:
             return
-        standing = self._standing(terms)
+        standing = self._rules.standing(terms.user, terms.tier)
         if terms.tier is not None and terms.tier != standing.tier:
             raise ControlError(
                 f"{terms.user} may have tier {standing.tier} at most. An admin can change that: "
@@ -170,18 +155,14 @@ class Controller:
         before, known.terms = known.terms, terms
         self._revise(known, anyway=before.pinned != terms.pinned)
 
-    def _standing(self, terms: SessionDescription) -> EffectiveTerms:
-        """Return the effective terms of a session: the policy's, and its user's own choice."""
-        return self._rules.standing(terms.user, terms.tier)
-
     def _revise(self, known: SessionEntry, *, anyway: bool = False) -> None:
         """Re-apply the current policy to a session; `anyway`: even if its terms are the same."""
-        standing, before = self._standing(known.terms), known.standing
+        standing, before = self._rules.standing(known.terms.user, known.terms.tier), known.standing
         known.standing = standing
         terms, known.said = known.terms, False
         if anyway or standing != before:
             vc = standing.vc if standing.vc != before.vc else None
-            self._tell(
+            self._driver.send(
                 events.TermsChanged(
                     self._clock(), terms.session, standing.tier, 1.0, terms.pinned,
                     standing.may_pack, vc, device=terms.device,
@@ -205,7 +186,7 @@ class Controller:
         if said:
             stays = f"; its memory stays on {device_name(terms.device)}" if terms.pinned else ""
             why = f"It is served as {standing}, for {terms.user}{stays}. {shortfall}".rstrip()
-            self._note(terms.session, "terms", why)
+            self._runner.note(terms.session, "terms", why)
 
     def _settings(self) -> EngineSettings:
         """Return the settings of the engine, for all users that it knows."""
@@ -218,59 +199,59 @@ class Controller:
     def closed(self, session: str) -> None:
         """See `Arbiter`."""
         self._waits.forget(session)
-        self._tell(events.SessionRemoved(self._clock(), session))
+        self._driver.send(events.SessionRemoved(self._clock(), session))
         self._sessions.pop(session, None)
 
     def wants(self, session: str) -> None:
         """See `Arbiter`."""
         self._waits.begin(session, self._clock())
-        self._tell(events.CellSubmitted(self._clock(), session))
+        self._driver.send(events.CellSubmitted(self._clock(), session))
 
     def done(self, session: str) -> None:
         """See `Arbiter`."""
         self._waits.forget(session)
         self._note_end(session)
-        self._tell(events.CellFinished(self._clock(), session))
+        self._driver.send(events.CellFinished(self._clock(), session))
 
     def started(self, session: str, token: int) -> None:
         """See `Arbiter`."""
         if known := self._sessions.get(session):
             self._waits.end(session, known.standing.tier, self._clock())
-        self._tell(events.Started(self._clock(), session, token))
+        self._driver.send(events.Started(self._clock(), session, token))
 
     def released(self, session: str, token: int) -> None:
         """See `Arbiter`."""
         self._note_end(session)
-        self._tell(events.Released(self._clock(), session, token))
+        self._driver.send(events.Released(self._clock(), session, token))
 
     def lost(self, session: str, why: str = "") -> None:
         """See `Arbiter`."""
         self._note_end(session, resident=False)
         if why:
-            self._note(session, "lost", why)
+            self._runner.note(session, "lost", why)
         # It may have been idle; it then needs a lease so that its state can be restored.
-        self._tell(events.WorkerDied(self._clock(), session))
-        self._tell(events.CellSubmitted(self._clock(), session))
+        self._driver.send(events.WorkerDied(self._clock(), session))
+        self._driver.send(events.CellSubmitted(self._clock(), session))
 
     def moved(self, session: str, device: str, *, resident: bool) -> None:
         """See `Arbiter`."""
-        self._tell(events.Moved(self._clock(), session, device, resident))
+        self._driver.send(events.Moved(self._clock(), session, device, resident))
 
     def evicted(self, session: str, device: str) -> None:
         """See `Arbiter`."""
         self._note_end(session, resident=False)
-        self._tell(events.Evicted(self._clock(), session, device))
+        self._driver.send(events.Evicted(self._clock(), session, device))
 
     def refused(self, session: str, token: int, why: str) -> None:
         """See `Arbiter`."""
         log.warning("Session %s could not use its turn: %s", session, why)
         self._note_end(session)
-        self._tell(events.GrantRefused(self._clock(), session, token, why))
+        self._driver.send(events.GrantRefused(self._clock(), session, token, why))
 
     def stayed(self, session: str, device: str, why: str) -> None:
         """See `Arbiter`."""
         log.warning("Session %s could not leave %s: %s", session, device, why)
-        self._tell(events.Stayed(self._clock(), session, device, why))
+        self._driver.send(events.Stayed(self._clock(), session, device, why))
 
     def measured(
         self,
@@ -281,10 +262,11 @@ class Controller:
         nadir: float | None = None,
     ) -> None:
         """See `Arbiter`."""
-        now = self._clock()
         if known := self._sessions.get(session):
             known.memory = memory
-        self._tell(events.Measured(now, session, memory, seconds, step_seconds, nadir))
+        self._driver.send(
+            events.Measured(self._clock(), session, memory, seconds, step_seconds, nadir)
+        )
 
     def switched(self, device: str, nbytes: int, seconds: float) -> None:
         """See `Arbiter`."""
@@ -292,7 +274,9 @@ class Controller:
             now, per_second = self._clock(), rate.bytes_per_second
             log.info("Switches to %s take %.3f s and 1 s per %.3g bytes", device,
                      rate.constant_seconds, per_second)  # fmt: skip
-            self._tell(events.BandwidthMeasured(now, device, per_second, rate.constant_seconds))
+            self._driver.send(
+                events.BandwidthMeasured(now, device, per_second, rate.constant_seconds)
+            )
 
     def contended(self, session: str) -> bool:
         """See `Arbiter`."""
@@ -312,19 +296,7 @@ class Controller:
             ``evictions``, ``migrations`` and ``tier_violations``; ``served``: device seconds of
             each user, by virtual cluster.
         """
-        counted = self._engine.statistics()
-        served: dict[str, dict[str, float]] = {}
-        for (vc, user), seconds in counted.served.items():
-            served.setdefault(vc, {})[user] = seconds
-        return {
-            "time_to_gpu": self._waits.figures(),
-            "preemptions": counted.preemptions,
-            "switches": counted.switches,
-            "evictions": counted.evictions,
-            "migrations": counted.migrations,
-            "tier_violations": counted.tier_violations,
-            "served": served,
-        }
+        return _sharing(self._engine.statistics(), self._waits)
 
     def held(self) -> dict[str, tuple[str, int]]:
         """Return the device and the token of every lease, by session."""
@@ -341,33 +313,16 @@ class Controller:
         found = differences(self._rules.policy, rules.policy, views)
         if not dry:
             policy_file.keep(self._directory, text)
-            same = rules.promised == self._rules.promised
-            guarantees = None if same else rules.guarantees()
+            guarantees = None if rules.promised == self._rules.promised else rules.guarantees()
             self._rules = rules
-            self._tell(events.Reconfigured(self._clock(), self._settings(), guarantees))
+            self._driver.send(events.Reconfigured(self._clock(), self._settings(), guarantees))
             for known in list(self._sessions.values()):
                 self._revise(known)
+        settings, devices = rules.settings(self._base, self._users), len(self._engine.devices())
+        sessions = [known.terms for known in self._sessions.values()]
         affected = [cast("DifferenceView", {**asdict(each), "text": str(each)}) for each in found]
-        return {"affected": affected, "notes": [*rules.notes(), *self._shortfalls(rules)]}
-
-    def _shortfalls(self, rules: HostPolicy) -> list[str]:
-        """Return for which sessions a policy has tier targets that cannot be kept here."""
-        devices = len(self._engine.devices())
-        settings = rules.settings(self._base, self._users)
-        asking = [
-            (known.terms, rules.standing(known.terms.user, known.terms.tier).tier)
-            for known in self._sessions.values()
-        ]
-        notes, demand = [], dict.fromkeys(Tier, 0.0)
-        for terms, tier in asking:
-            found = admit(tier, 1, demand, devices, devices, settings.targets)
-            if found.kept:
-                demand[tier] += settings.duty
-                continue
-            share = f"the {settings.targets[tier]:.0%} of the device time that {tier} promises"
-            why = found.reason.partition(": ")[2]
-            notes.append(f"{terms.name} of {terms.user} does not have {share}: {why}.")
-        return notes
+        notes = rules.notes() + shortfalls(rules, sessions, settings, devices)
+        return {"affected": affected, "notes": notes}
 
     def decisions(self, session: str, count: int) -> list[DecisionView]:
         """See `Arbiter`."""
@@ -376,130 +331,21 @@ class Controller:
 
     async def close(self) -> None:
         """See `Arbiter`."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._driver.close()
         self._books.close()
         await asyncio.to_thread(self._journal.close)
 
     # ---------------------------------------------------------------- decisions of the engine
 
-    def _gather(self, rounds: int = GATHER_ROUNDS) -> None:
-        """Send no event to the engine until all recovered sessions have requested devices again.
-
-        They do so within a few rounds of the event loop. Otherwise the first one would be served,
-        instead of the one that is owed the most. They are sorted by the service that they have had,
-        see `Engine.tags`.
-        """
-        if rounds:
-            asyncio.get_running_loop().call_soon(self._gather, rounds - 1)
-            return
-        last = {getattr(each, "session", ""): each for each in self._told}
-        asking = [e for e in last.values() if isinstance(e, events.CellSubmitted)]
-        gathered = [each for each in self._told if each not in asking]
-        self._gathering, now = False, self._clock()
-        self._told.clear()
-        self._handle(*gathered)
-        asking.sort(key=lambda each: self._engine.tags(each.session, now))
-        if asking:
-            self._handle(*(replace(each, at=now) for each in asking))
-
-    def _tell(self, event: events.Event) -> None:
-        """Queue an event for the engine; handle it now unless another one is being handled."""
-        self._told.append(event)
-        if not self._busy and not self._gathering:
-            self._handle(self._told.popleft())
-
-    def _handle(self, *told: events.Event) -> None:
-        """Let the engine decide and carry that out; repeat for events queued meanwhile."""
-        self._busy = True
-        try:
-            while told:
-                decisions = self._engine.handle(*told)
-                self._outlooks.forget()
-                for decision in decisions:
-                    self._carry_out(decision)
-                told = (self._told.popleft(),) if self._told else ()
-        finally:
-            self._busy = False
-        self._set_timer()
-        self._books.note_change()
-
-    def _carry_out(self, decision: Decision) -> None:
-        if isinstance(decision, Pack | Unpack):
-            self._note_company(decision)
-            return
-        if isinstance(decision, Promised):
-            self._note_promise(decision)
-            return
-        why = self._named(decision.reason, decision.session)
-        match decision:
-            case Grant(session, devices, token, quantum):
-                if known := self._sessions.get(session):
-                    known.holds = known.resident = True
-                why = f"It may use {device_name(devices[0])} for {quantum:g} s: {why}."
-                self._hands.grant(session, devices[0], token)
-            case Preempt(session, token, _, within):
-                why = f"Its turn ends: {why}."
-                self._hands.preempt(session, token, within)
-            case Evict(session, device, to):
-                self._hands.evict(session, device, f"{why[:1].upper()}{why[1:]}")
-                where = "host memory" if to == "host" else to
-                why = f"Its memory goes from {device_name(device)} to {where}: {why}."
-            case MigrateMemory(session, source, target):
-                why = f"It moves from {device_name(source)} to {device_name(target)}: {why}."
-                self._hands.migrate(session, source, target)
-            case Queued(session):
-                outlook = self._outlooks.of(session)
-                if outlook is None:
-                    return  # it no longer waits
-                why = outlook.reason
-                self._hands.explain(session, why)
-        self._note(session, decision.kind, why)
-
-    def _note(self, session: str, kind: str, why: str) -> None:
-        """Log a decision about a session."""
-        self._journal.note(DecisionEntry(time.time(), session, self._name(session), kind, why))
+    def _carry_out(self, decisions: list[Decision]) -> None:
+        self._outlooks.forget()
+        for decision in decisions:
+            self._runner.carry_out(decision)
 
     def _note_end(self, session: str, *, resident: bool = True) -> None:
         """Record that a session no longer holds a device."""
         if known := self._sessions.get(session):
             known.holds, known.resident = False, known.resident and resident
-
-    def _name(self, session: str) -> str:
-        known = self._sessions.get(session)
-        return session if known is None else known.terms.name
-
-    def _note_company(self, decision: Pack | Unpack) -> None:
-        """Log that sessions share a device, or no longer do: once for each of them."""
-        kind = decision.kind
-        for session in decision.sessions:
-            why = self._named(decision.reason, session)
-            others = [self._named(each, session) for each in decision.sessions if each != session]
-            beside = f"{device_name(decision.device)} with {' and '.join(others)}"
-            does = "It shares" if isinstance(decision, Pack) else "It no longer shares"
-            self._note(session, kind, f"{does} {beside}: {why}.")
-
-    def _note_promise(self, decision: Promised) -> None:
-        """Tell a session whether the target of its tier is kept."""
-        if known := self._sessions.get(decision.session):
-            known.shortfall = "" if decision.kept else decision.reason.partition(": ")[2]
-            if known.said:  # else it is about to be
-                self._allow(known, said=True)
-
-    def _named(self, reason: str, session: str) -> str:
-        """Replace ids by names, and remove a full stop at the end.
-
-        Of another user's session, the reader sees only the name of that user.
-        """
-        reader = self._sessions.get(session)
-
-        def name(found: re.Match[str]) -> str:
-            other = self._sessions.get(found[0])
-            if other is None or reader is None or other.terms.user == reader.terms.user:
-                return self._name(found[0])
-            return other.terms.user
-
-        return devices_named(_ID.sub(name, reason)).rstrip(". ")
 
     def _take(self, now: float) -> AccountsUpdate:
         """Return what to save, and send all waiting sessions their current outlook."""
@@ -509,15 +355,35 @@ class Controller:
         goes_on = any(known.holds for known in self._sessions.values())
         return AccountsUpdate(list(self._sessions), self._engine.accounts(now), goes_on)
 
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        at = self._engine.next_tick()
-        if at is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, at - self._clock()), self._tick)
 
-    def _tick(self) -> None:
-        self._timer = None
-        self._tell(events.Tick(self._clock()))
+def _sharing(counted: Statistics, waits: TimeToGpu) -> SharingView:
+    """Return the engine's counters and the waits, as `Controller.sharing` describes them."""
+    served: dict[str, dict[str, float]] = {}
+    for (vc, user), seconds in counted.served.items():
+        served.setdefault(vc, {})[user] = seconds
+    return {
+        "time_to_gpu": waits.figures(),
+        "preemptions": counted.preemptions,
+        "switches": counted.switches,
+        "evictions": counted.evictions,
+        "migrations": counted.migrations,
+        "tier_violations": counted.tier_violations,
+        "served": served,
+    }
+
+
+def _first_engine(
+    devices: list[DeviceSpec],
+    settings: EngineSettings,
+    guarantees: Guarantees | None,
+    before: SavedAccounts | None,
+    now: float,
+) -> Engine:
+    """Create the engine, with the accounts of the previous controller if they can be read."""
+    if before is not None:
+        at = now - max(0.0, time.time() - before.at)
+        try:
+            return Engine(devices, settings, guarantees, before.accounts, at)
+        except AccountsError as error:
+            log.warning("What everybody has had is forgotten: %s", error)
+    return Engine(devices, settings, guarantees)

@@ -108,7 +108,10 @@ class Engine:
         )
         if accounts is not None:
             self._restore(accounts, now)
-        self._handlers: dict[type, Callable[..., None]] = {
+        self._handlers = self._handlers_by_event()
+
+    def _handlers_by_event(self) -> dict[type, Callable[..., None]]:
+        return {
             events.SessionAdded: self._registry.added,
             events.SessionRemoved: self._registry.removed,
             events.TermsChanged: self._registry.changed,

@@ -504,8 +504,7 @@ class Machine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         controller._books.close()
-        if controller._timer is not None:
-            controller._timer.cancel()
+        controller._driver.close()
         self.notebooks.clear()
         self.begin()
         for each in before:

@@ -1,0 +1,125 @@
+"""Carries out the engine's decisions: the agent acts, and the log says why."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+
+from jupyter_sing.controller.decision_log import DecisionEntry, DecisionLog
+from jupyter_sing.controller.session_entry import SessionEntry
+from jupyter_sing.scheduler.decisions import (
+    Decision,
+    Evict,
+    Grant,
+    MigrateMemory,
+    Pack,
+    Preempt,
+    Promised,
+    Queued,
+    Unpack,
+)
+from kernelproxy.common.readable import device_name, devices_named
+from kernelproxy.common.scheduler_api import Hands, SessionOutlook
+
+_ID = re.compile(r"\b[0-9a-f]{12}\b")
+
+
+class DecisionRunner:
+    """Carries out decisions and logs them.
+
+    Parameters
+    ----------
+    sessions : mapping of str to SessionEntry
+        All sessions, by id.
+    log : DecisionLog
+    outlook : callable
+        Returns the outlook of a session that waits.
+    promised : callable
+        Called with a session of which the tier target is kept from now on, or is not.
+    """
+
+    hands: Hands
+
+    def __init__(
+        self,
+        sessions: Mapping[str, SessionEntry],
+        log: DecisionLog,
+        outlook: Callable[[str], SessionOutlook | None],
+        promised: Callable[[SessionEntry], None],
+    ) -> None:
+        self._sessions, self._log = sessions, log
+        self._outlook, self._promised = outlook, promised
+
+    def carry_out(self, decision: Decision) -> None:
+        """Have the agent act on a decision, and log it."""
+        if isinstance(decision, Pack | Unpack):
+            self._note_company(decision)
+            return
+        if isinstance(decision, Promised):
+            self._note_promise(decision)
+            return
+        why = self.named(decision.reason, decision.session)
+        match decision:
+            case Grant(session, devices, token, quantum):
+                if known := self._sessions.get(session):
+                    known.holds = known.resident = True
+                why = f"It may use {device_name(devices[0])} for {quantum:g} s: {why}."
+                self.hands.grant(session, devices[0], token)
+            case Preempt(session, token, _, within):
+                why = f"Its turn ends: {why}."
+                self.hands.preempt(session, token, within)
+            case Evict(session, device, to):
+                self.hands.evict(session, device, f"{why[:1].upper()}{why[1:]}")
+                where = "host memory" if to == "host" else to
+                why = f"Its memory goes from {device_name(device)} to {where}: {why}."
+            case MigrateMemory(session, source, target):
+                why = f"It moves from {device_name(source)} to {device_name(target)}: {why}."
+                self.hands.migrate(session, source, target)
+            case Queued(session):
+                outlook = self._outlook(session)
+                if outlook is None:
+                    return  # it no longer waits
+                why = outlook.reason
+                self.hands.explain(session, why)
+        self.note(session, decision.kind, why)
+
+    def note(self, session: str, kind: str, why: str) -> None:
+        """Log a decision about a session."""
+        self._log.note(DecisionEntry(time.time(), session, self._name(session), kind, why))
+
+    def _note_company(self, decision: Pack | Unpack) -> None:
+        """Log that sessions share a device, or no longer do: once for each of them."""
+        kind = decision.kind
+        for session in decision.sessions:
+            why = self.named(decision.reason, session)
+            others = [self.named(each, session) for each in decision.sessions if each != session]
+            beside = f"{device_name(decision.device)} with {' and '.join(others)}"
+            does = "It shares" if isinstance(decision, Pack) else "It no longer shares"
+            self.note(session, kind, f"{does} {beside}: {why}.")
+
+    def _note_promise(self, decision: Promised) -> None:
+        """Tell a session whether the target of its tier is kept."""
+        if known := self._sessions.get(decision.session):
+            known.shortfall = "" if decision.kept else decision.reason.partition(": ")[2]
+            if known.said:  # else it is about to be
+                self._promised(known)
+
+    def _name(self, session: str) -> str:
+        known = self._sessions.get(session)
+        return session if known is None else known.terms.name
+
+    def named(self, reason: str, session: str) -> str:
+        """Replace ids by names, and remove a full stop at the end.
+
+        Of another user's session, the reader sees only the name of that user.
+        """
+        reader = self._sessions.get(session)
+
+        def name(found: re.Match[str]) -> str:
+            other = self._sessions.get(found[0])
+            if other is None or reader is None or other.terms.user == reader.terms.user:
+                return self._name(found[0])
+            return other.terms.user
+
+        return devices_named(_ID.sub(name, reason)).rstrip(". ")
