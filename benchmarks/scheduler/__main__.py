@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.scheduler.sharing import RULES, pack
 from jupyter_sing.cli.progress import ProgressLine
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.simulator import openb, plot, report
@@ -28,7 +29,6 @@ from jupyter_sing.simulator.generator import PILOT, PILOT_WITH_BURSTS, Parameter
 from jupyter_sing.simulator.outcome import SimulationOutcome
 from jupyter_sing.simulator.report import Result
 from jupyter_sing.simulator.run import Simulation
-from jupyter_sing.simulator.sharing import RULES, pack
 from jupyter_sing.simulator.workload import GB, Workload
 
 OPENB = Path(__file__).resolve().parents[2] / "tests" / "scheduler" / "openb"

@@ -27,21 +27,3 @@ def fragment(free: int, classes: Sequence[tuple[int, float]]) -> float:
         Devices that a task needs, and its share among the tasks.
     """
     return math.fsum(share * free for gpus, share in classes if gpus > free)
-
-
-def node_fragment(remainders: Sequence[int], classes: Sequence[tuple[int, int, float]]) -> float:
-    """Return the free share of a node's devices that tasks cannot use.
-
-    Parameters
-    ----------
-    remainders : sequence of int
-        Free thousandths of each device.
-    classes : sequence of (int, int, float)
-        Devices that a task needs, thousandths of each, and its share among the tasks.
-    """
-    total = sum(remainders)
-    measure = 0.0
-    for gpus, share, popularity in classes:
-        usable = [rest for rest in remainders if rest >= share]
-        measure += popularity * (total if len(usable) < gpus else total - sum(usable))
-    return measure

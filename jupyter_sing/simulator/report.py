@@ -185,11 +185,6 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     ]
 
 
-def markdown(results: Sequence[Result]) -> str:
-    """Return the table as Markdown."""
-    return markdown_table(rows(results))
-
-
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     """Return rows below the header as Markdown."""
     every = [HEADER, ("---",) + ("---:",) * (len(HEADER) - 1), *lines]

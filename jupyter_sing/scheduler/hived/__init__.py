@@ -1,7 +1,7 @@
 """Guarantees: which virtual cluster may rely on which part of the devices, after HiveD.
 
 `Configuration` declares the cells and the guarantees, and is refused if it guarantees too much. The
-engine calls `HivedGuarantees`; `HivedCluster` and `Pods` do the same for groups of pods.
+engine calls `HivedGuarantees`; `HivedCluster` does the same for groups of pods.
 """
 
 from jupyter_sing.scheduler.hived.allocation import HivedCluster
@@ -33,7 +33,6 @@ from jupyter_sing.scheduler.hived.errors import (
     RequestError,
 )
 from jupyter_sing.scheduler.hived.leases import HivedGuarantees
-from jupyter_sing.scheduler.hived.pods import PodBound, Pods, PodVictims
 
 __all__ = [
     "AffinityGroup",
@@ -53,9 +52,6 @@ __all__ = [
     "HivedInternalError",
     "Level",
     "Placed",
-    "PodBound",
-    "PodVictims",
-    "Pods",
     "RequestError",
     "Reserved",
     "VirtualCellSpec",

@@ -32,7 +32,6 @@ class BaselineSession:
     has_cell: bool = False
     devices: tuple[DeviceId, ...] = ()  # of its lease, or of the one that waits for room
     token: int = 0
-    leased: bool = False
     started: float | None = None
     stopping: bool = False
     attained: float = 0.0  # seconds that its cell executed under earlier leases
@@ -207,7 +206,7 @@ class Baseline:
 
     def _grant(self, member: BaselineSession) -> None:
         self._token += 1
-        member.token, member.leased = self._token, True
+        member.token = self._token
         self._decisions.append(
             Grant(member.name, member.devices, member.token, float("inf"), self.reason)
         )
@@ -231,5 +230,5 @@ class Baseline:
         self._leave(member)
         for device in member.devices:
             self._holder[device] = None
-        member.devices, member.leased = (), False
+        member.devices = ()
         member.started, member.stopping = None, False

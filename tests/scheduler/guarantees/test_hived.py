@@ -25,14 +25,12 @@ from jupyter_sing.scheduler.hived import (
     GroupState,
     GroupWaiting,
     HivedCluster,
-    PodBound,
-    Pods,
-    PodVictims,
     RequestError,
     configuration_of,
     reconfigured,
 )
 from tests.scheduler.books import check
+from tests.scheduler.guarantees.pods import PodBound, Pods, PodVictims
 
 DATA = Path(__file__).parents[1] / "hived"
 TABLE: dict[str, Any] = json.loads((DATA / "conformance.json").read_text("utf-8"))

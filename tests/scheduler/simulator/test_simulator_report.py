@@ -8,10 +8,11 @@ from dataclasses import asdict
 
 import pytest
 
+from benchmarks.scheduler.sharing import node_fragment
 from jupyter_sing.scheduler.settings import Tier
 from jupyter_sing.simulator import plot, report
 from jupyter_sing.simulator.baselines import BASELINES
-from jupyter_sing.simulator.fragmentation import fragment, node_fragment
+from jupyter_sing.simulator.fragmentation import fragment
 from jupyter_sing.simulator.outcome import CellRecord, SessionRecord, SimulationOutcome
 from jupyter_sing.simulator.workload import arranged
 from tests.scheduler.simulated import instant, run, session
@@ -153,7 +154,7 @@ def test_the_table_has_a_line_for_each() -> None:
     results = [
         report.measure(name, SimulationOutcome(1, [cell(1538.4, 10)])) for name in ("sing", "fcfs")
     ]
-    lines = report.markdown(results).splitlines()
+    lines = report.markdown_table(report.rows(results)).splitlines()
     assert len(lines) == 4
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| sing | 1,538 s | 1,538 s |")

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from benchmarks.scheduler.sharing import RULES, pack
 from jupyter_sing.simulator import openb, week, workload
 from jupyter_sing.simulator.generator import (
     DAY,
@@ -21,7 +22,6 @@ from jupyter_sing.simulator.generator import (
     generate,
 )
 from jupyter_sing.simulator.quantiles import Quantiles, quantile, sample
-from jupyter_sing.simulator.sharing import RULES, pack
 from jupyter_sing.simulator.workload import GB, Cell, Workload, WorkloadError
 from tests.scheduler.simulated import session
 

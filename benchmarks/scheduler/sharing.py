@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jupyter_sing.simulator.fragmentation import WHOLE, node_fragment
+from jupyter_sing.simulator.fragmentation import WHOLE
 from jupyter_sing.simulator.openb import Pod
 
 Remainders: TypeAlias = tuple[int, ...]
@@ -19,6 +19,24 @@ Remainders: TypeAlias = tuple[int, ...]
 Classes: TypeAlias = Sequence[tuple[int, int, float]]
 Rule: TypeAlias = Callable[[Remainders, Remainders, Classes], float]
 """Cost of changing a node from the first state to the second; the lowest is taken."""
+
+
+def node_fragment(remainders: Sequence[int], classes: Sequence[tuple[int, int, float]]) -> float:
+    """Return the free share of a node's devices that tasks cannot use.
+
+    Parameters
+    ----------
+    remainders : sequence of int
+        Free thousandths of each device.
+    classes : sequence of (int, int, float)
+        Devices that a task needs, thousandths of each, and its share among the tasks.
+    """
+    total = sum(remainders)
+    measure = 0.0
+    for gpus, share, popularity in classes:
+        usable = [rest for rest in remainders if rest >= share]
+        measure += popularity * (total if len(usable) < gpus else total - sum(usable))
+    return measure
 
 
 @dataclass(frozen=True)
