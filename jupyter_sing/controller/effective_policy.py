@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from jupyter_sing.controller.guarantees import Nodes, promised
 from jupyter_sing.scheduler.decisions import Guarantees
-from jupyter_sing.scheduler.hived import Configuration, HivedGuarantees
 from jupyter_sing.scheduler.no_guarantees import NoGuarantees
 from jupyter_sing.scheduler.policy import Policy, PolicyError, Resolver, UserPolicy, parse
 from jupyter_sing.scheduler.policy.numbers import numbers
@@ -16,6 +16,9 @@ from jupyter_sing.scheduler.policy.resolve import tier_terms
 from jupyter_sing.scheduler.settings import EngineSettings, Tier
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.scheduler_api import Allowance
+
+if TYPE_CHECKING:
+    from jupyter_sing.scheduler.hived import Configuration
 
 _ORDER = tuple(Tier)  # the highest tier first
 
@@ -125,6 +128,8 @@ class HostPolicy:
         """Create the guarantees of the policy; without any, all devices are one pool."""
         if self.promised is None:
             return NoGuarantees([device for devices in self._nodes.values() for device in devices])
+        from jupyter_sing.scheduler.hived import HivedGuarantees
+
         return HivedGuarantees(self.promised)
 
     def notes(self) -> list[str]:

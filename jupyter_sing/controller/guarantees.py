@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from jupyter_sing.scheduler.hived import CellSpec, Configuration, ConfigurationError
 from jupyter_sing.scheduler.policy import Policy, configuration
 from kernelproxy.common.errors import ControlError
+
+if TYPE_CHECKING:
+    from jupyter_sing.scheduler.hived import CellSpec, Configuration
 
 Nodes = Mapping[str, Sequence[str]]
 
@@ -32,6 +35,8 @@ def promised(policy: Policy, nodes: Nodes) -> Configuration | None:
     clusters = policy.virtual_clusters
     if not any(c.guaranteed_devices or c.guaranteed_cells or c.pinned_cells for c in clusters):
         return None
+    from jupyter_sing.scheduler.hived import ConfigurationError
+
     devices = [device for found in nodes.values() for device in found]
     try:
         found = configuration(policy, nodes)

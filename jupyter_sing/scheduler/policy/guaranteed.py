@@ -1,15 +1,15 @@
 """Guarantees of a policy, converted to a `Configuration` of cells.
 
 `hived.config.configuration` checks whether all of them can be kept at once (note "surplus"). This
-module finds the part of the document that causes a failure.
+module finds the part of the document that causes a failure. The package is loaded only for policies
+that guarantee something.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jupyter_sing.scheduler.hived import Configuration, ConfigurationError, configuration_of
 from jupyter_sing.scheduler.policy.errors import PolicyError, quoted
 from jupyter_sing.scheduler.policy.model import (
     DEVICES_MAX,
@@ -19,6 +19,9 @@ from jupyter_sing.scheduler.policy.model import (
     VirtualCluster,
 )
 from jupyter_sing.scheduler.policy.resolve import home_of_others
+
+if TYPE_CHECKING:
+    from jupyter_sing.scheduler.hived import Configuration
 
 LEVELS_MAX = 8
 
@@ -84,6 +87,8 @@ def check_guarantees(policy: Policy) -> None:
 
 def _problem(cluster: ClusterPolicy, described: Sequence[VirtualCluster]) -> str | None:
     """Return why this cannot be guaranteed; None if it can."""
+    from jupyter_sing.scheduler.hived import ConfigurationError
+
     try:
         _configuration(cluster, described)
     except ConfigurationError as error:
@@ -101,6 +106,8 @@ def _configuration(
     described: Sequence[VirtualCluster],
     nodes: Mapping[str, Sequence[str]] | None = None,
 ) -> Configuration | None:
+    from jupyter_sing.scheduler.hived import Configuration, configuration_of
+
     if cluster is not None and cluster.physical_cells:
         return configuration_of(_hived(cluster, described))
     if nodes is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -215,3 +217,16 @@ def test_a_saved_policy_beyond_the_devices_guarantees_nothing(
 )
 def test_a_user_without_devices_gets_the_reason(policy: str, why: str) -> None:
     assert HostPolicy(policy, TWO).denied("eve") == why
+
+
+def test_optional_packages_are_not_loaded_by_the_daemon_or_the_command_line() -> None:
+    program = (
+        "import sys, jupyter_sing.controller.controller, jupyter_sing.cli.commands\n"
+        "print(*sorted(sys.modules))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "jupyter_sing.scheduler.engine" in loaded
+    optional = ("pydantic", "yaml", "jupyter_sing.scheduler.hived", "jupyter_sing.simulator")
+    assert [name for name in loaded if name.startswith(optional)] == []
