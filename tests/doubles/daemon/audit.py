@@ -9,6 +9,7 @@ from typing import Any
 from jupyter_sing.controller import Controller
 from jupyter_sing.scheduler.events import Event
 from jupyter_sing.scheduler.settings import EngineSettings
+from kernelproxy.common.scheduler_api import Hands
 
 
 class Audited(Controller):
@@ -27,9 +28,18 @@ class Audited(Controller):
         if path.exists():  # of an agent that died
             self._wrong = json.loads(path.read_text())["wrong"]
 
-    def _tell(self, event: Event) -> None:
-        super()._tell(event)
-        if self._busy:
+    def begin(self, hands: Hands, devices: dict[str, int]) -> None:
+        super().begin(hands, devices)
+        send = self._driver.send
+
+        def audited(event: Event) -> None:
+            send(event)
+            self._audit(event)
+
+        self._driver.send = audited  # type: ignore[method-assign]
+
+    def _audit(self, event: Event) -> None:
+        if self._driver._busy:
             return
         held = self.held()
         sessions: Any = self._hands._sessions  # type: ignore[attr-defined]
