@@ -34,11 +34,11 @@ from benchmarks.sharing import crowd, hostile, packing, turns
 from benchmarks.sharing.crowd import Crowd
 from benchmarks.sharing.hostile import Attack
 from benchmarks.sharing.packing import Pair
-from benchmarks.sharing.turns import Turns
+from benchmarks.sharing.turns import BenchmarkTurns
 from benchmarks.states import disk, moves, notebooks, saving
 from benchmarks.states.disk import Disk
 from benchmarks.states.moves import Moves
-from benchmarks.states.notebooks import Notebooks
+from benchmarks.states.notebooks import BenchmarkNotebooks
 from benchmarks.states.saving import Snapshots
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import Stop
@@ -158,8 +158,8 @@ class Results:
     snapshots: list[Snapshots] = field(default_factory=list)
     moves: list[Moves] = field(default_factory=list)
     disk: list[Disk] = field(default_factory=list)
-    notebooks: Notebooks | None = None
-    turns: Turns | None = None
+    notebooks: BenchmarkNotebooks | None = None
+    turns: BenchmarkTurns | None = None
     packing: list[Pair] = field(default_factory=list)
     crowd: Crowd | None = None
     hostile: list[Attack] = field(default_factory=list)
@@ -320,7 +320,7 @@ def measure_disk(scale: Scale) -> list[Disk]:
         return [disk.measure_disk(one, other, data, count, times) for count, times in scale.held]
 
 
-def measure_turns(scale: Scale) -> Turns:
+def measure_turns(scale: Scale) -> BenchmarkTurns:
     """Measure users who share one device."""
 
     def start(name: str) -> Side:

@@ -12,7 +12,7 @@ NAME, SECOND_NAME = "bench", "bench-2"
 ORDER_SECONDS = 600.0
 
 
-class Side(Protocol):
+class DaemonSide(Protocol):
     """A runner that executes orders."""
 
     def order(self, do: str, **arguments: Any) -> dict[str, Any]: ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.daemon import Side, session
+from benchmarks.daemon import DaemonSide, session
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Profile:
     kib: float
 
 
-def measure_profile(proxied: Side, program: str, steps: int) -> Profile:
+def measure_profile(proxied: DaemonSide, program: str, steps: int) -> Profile:
     """Measure some steps, after the same number of warm-up steps."""
     proxied.order("train", program=program, steps=steps)
     before = session()["gpu_seconds"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from benchmarks.daemon import Side
+from benchmarks.daemon import DaemonSide
 
 PROGRAM = "compiled"
 
@@ -35,8 +35,8 @@ class Compilation:
 
 def measure_compilation(
     surroundings: Callable[[], AbstractContextManager[object]],
-    plain: Callable[[], AbstractContextManager[Side]],
-    proxied: Callable[[], AbstractContextManager[Side]],
+    plain: Callable[[], AbstractContextManager[DaemonSide]],
+    proxied: Callable[[], AbstractContextManager[DaemonSide]],
     rounds: int,
 ) -> Compilation:
     """Measure both sides in turns, each with an empty cache; the side that begins alternates.

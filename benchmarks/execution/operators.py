@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.daemon import Side, session
+from benchmarks.daemon import DaemonSide, session
 
 #: Number of operators in one burst.
 BURST = 1000
@@ -83,7 +83,7 @@ class Small:
 
 
 def measure_small(
-    plain: Side, proxied: Side, rounds: int, scalars: int, idle_seconds: float
+    plain: DaemonSide, proxied: DaemonSide, rounds: int, scalars: int, idle_seconds: float
 ) -> Small:
     """Measure everything; where both sides are measured, they take turns.
 
@@ -99,7 +99,7 @@ def measure_small(
     """
     issues = []
     for name in proxied.order("operators")["operators"]:
-        times: dict[Side, list[float]] = {plain: [], proxied: []}
+        times: dict[DaemonSide, list[float]] = {plain: [], proxied: []}
         for index in range(-1, rounds):  # one more, which is not counted
             for side in (plain, proxied) if index % 2 else (proxied, plain):
                 seconds = side.order("issue", operator=name, count=BURST)["seconds"]
@@ -125,7 +125,7 @@ def measure_small(
     )
 
 
-def measure_idle(proxied: Side, seconds: float) -> dict[str, float]:
+def measure_idle(proxied: DaemonSide, seconds: float) -> dict[str, float]:
     """Return CPU seconds of program, worker and the daemon's processes between two cells."""
     proxied.order("touch")
     proxied.order("cell", change=-1)

@@ -167,7 +167,7 @@ class Suite:
         return (sys.executable, "-m", "jupyter_sing.cli", "run", program, *arguments)
 
     @contextmanager
-    def side(self, env: dict[str, str], *, proxied: bool) -> Iterator[Side]:
+    def side(self, env: dict[str, str], *, proxied: bool) -> Iterator[GpuProcessSide]:
         """Start one side of a paired measurement."""
         options = ["--small"] if self.small else []
         if proxied:
@@ -177,14 +177,14 @@ class Suite:
             command = [sys.executable, str(SIDE), "--device", self.plain, *options]
         name = f"{self.step}-{'proxied' if proxied else 'plain'}.err".replace(" ", "-")
         with open(self.out / name, "w", encoding="utf-8") as errors:
-            side = Side(command, env, errors, self)
+            side = GpuProcessSide(command, env, errors, self)
             try:
                 yield side
             finally:
                 side.close()
 
 
-class Side:
+class GpuProcessSide:
     """A process that executes orders."""
 
     def __init__(

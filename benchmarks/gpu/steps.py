@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.gpu.processes import (
     ROOT,
     FailedError,
-    Side,
+    GpuProcessSide,
     SkippedError,
     Suite,
     has_module,
@@ -254,7 +254,7 @@ def programs(suite: Suite) -> tuple[str, list[str], Any]:
 
 
 def _pair(
-    name: str, plain: Side, proxied: Side, rounds: int, round_seconds: float
+    name: str, plain: GpuProcessSide, proxied: GpuProcessSide, rounds: int, round_seconds: float
 ) -> dict[str, Any]:
     """Run a program on both sides in turns; the side that begins alternates."""
     both = (plain, proxied)
@@ -262,7 +262,7 @@ def _pair(
         side.order("train", program=name, steps=3)  # models are made, caches filled
     once = max(side.order("train", program=name, steps=3)["seconds"] / 3 for side in both)
     steps = max(3, round(round_seconds / once))
-    times: dict[Side, list[float]] = {plain: [], proxied: []}
+    times: dict[GpuProcessSide, list[float]] = {plain: [], proxied: []}
     for index in range(rounds):
         for side in both if index % 2 else reversed(both):
             seconds = side.order("train", program=name, steps=steps)["seconds"]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from benchmarks.daemon import MIB, Side
+from benchmarks.daemon import MIB, DaemonSide
 
 DEVICES = 2
 DEVICE_BYTES = 256 * MIB
@@ -24,7 +24,7 @@ PROGRAM = "mlp"
 STEPS = (2, 5, 20)
 THINK_SECONDS = (0.1, 0.4, 1.0, 2.5)
 
-Start = Callable[[str], AbstractContextManager[Side]]
+Start = Callable[[str], AbstractContextManager[DaemonSide]]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.doubles.daemon.system import Machine, build
+from tests.doubles.daemon.system import SharedMachine, build
 
 ALICE, BOB = 61001, 61002
 CONNECTIONS = 100
@@ -185,7 +185,7 @@ class Attack:
 class _Alice:
     """Runs cells, and notes the time of each."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: SharedMachine) -> None:
         script = machine.base / "cells.py"
         script.write_text(CELLS)
         script.chmod(0o644)
@@ -224,13 +224,13 @@ class _Alice:
         return [(cell, answer) for at, cell, answer in self.cells if begin <= at < end]
 
 
-def attacks(machine: Machine) -> list[str]:
+def attacks(machine: SharedMachine) -> list[str]:
     """Return the names of all attacks."""
     return machine.program(BOB, ATTACK, "-", "?", "0").splitlines()
 
 
 @contextmanager
-def _underway(machine: Machine, name: str) -> Iterator[None]:
+def _underway(machine: SharedMachine, name: str) -> Iterator[None]:
     socket = str(machine.run / "agent.sock")
     bob = machine.start(BOB, "-c", ATTACK, socket, name, str(CONNECTIONS))
     try:
@@ -244,7 +244,7 @@ def _underway(machine: Machine, name: str) -> Iterator[None]:
 
 
 def measure_attack(
-    machine: Machine, alice: _Alice, daemon: int, name: str, seconds: float, rounds: int
+    machine: SharedMachine, alice: _Alice, daemon: int, name: str, seconds: float, rounds: int
 ) -> Attack:
     """Measure without and with one attack, alternately."""
     plain: list[tuple[float, float]] = []
@@ -280,7 +280,7 @@ def _peak(pid: int) -> int:
 
 
 def _measure_all(
-    machine: Machine, seconds: float, rounds: int, count: int | None, names: Sequence[str]
+    machine: SharedMachine, seconds: float, rounds: int, count: int | None, names: Sequence[str]
 ) -> list[Attack]:
     asking = (
         "from kernelproxy.common.ipc import agent_client; print(agent_client.connect().daemon_pid)"
@@ -315,7 +315,7 @@ def measure_hostile(
     base = Path(tempfile.mkdtemp(prefix="sing-hostile-"))
     try:
         base.chmod(0o755)
-        machine = Machine(base / "machine", build(base))
+        machine = SharedMachine(base / "machine", build(base))
         started = machine.start_daemon()
         if started.returncode:
             raise RuntimeError(started.stderr)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
-from benchmarks.daemon import Side
+from benchmarks.daemon import DaemonSide
 
 PROGRAM = "mlp"
 NAMES = ("pair-1", "pair-2")
 #: Warm-up steps, after which models are made and caches are filled.
 WARM_STEPS = 20
 
-Start = Callable[[str], AbstractContextManager[Side]]
+Start = Callable[[str], AbstractContextManager[DaemonSide]]
 #: Starts a daemon with one device; arguments: its number of threads, and whether it may pack.
 Daemon = Callable[[int, bool], AbstractContextManager[object]]
 
@@ -74,7 +74,7 @@ def measure_packing(daemon: Daemon, start: Start, settle: float, seconds: float)
     return pairs
 
 
-def _step(side: Side) -> float:
+def _step(side: DaemonSide) -> float:
     """Return the seconds of one step without competition."""
     for _ in range(2):
         moments = side.order("steps", program=PROGRAM, steps=WARM_STEPS)["steps"]
@@ -82,7 +82,7 @@ def _step(side: Side) -> float:
 
 
 def _together(
-    sides: Sequence[Side], step: float, rest: float, settle: float, seconds: float
+    sides: Sequence[DaemonSide], step: float, rest: float, settle: float, seconds: float
 ) -> float:
     """Return the steps per second of two concurrent programs, both together."""
     steps = int(1.5 * (settle + seconds) / step)

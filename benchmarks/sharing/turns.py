@@ -41,18 +41,18 @@ virtual_clusters:
 PAIRS = (("basic", "premium"), ("standard", "standard"), ("basic", "basic"))
 
 
-class Side(Protocol):
+class TurnSide(Protocol):
     """A runner that executes orders."""
 
     def order(self, do: str, **arguments: Any) -> dict[str, Any]: ...
-    def __enter__(self) -> Side: ...
+    def __enter__(self) -> TurnSide: ...
     def __exit__(self, *_: object) -> None: ...
 
 
 class Starts(Protocol):
     """A function that starts a runner under a named session."""
 
-    def __call__(self, name: str) -> Side: ...
+    def __call__(self, name: str) -> TurnSide: ...
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,14 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Turns:
+class BenchmarkTurns:
     """All results of this benchmark."""
 
     equality: Equality
     cells: list[Cells]
 
 
-def measure_turns(start: Starts, seconds: float, count: int, steps: int) -> Turns:
+def measure_turns(start: Starts, seconds: float, count: int, steps: int) -> BenchmarkTurns:
     """Measure under the daemon given by the environment.
 
     Parameters
@@ -124,7 +124,7 @@ def measure_turns(start: Starts, seconds: float, count: int, steps: int) -> Turn
     with agent_client.connect() as connection:
         connection.call(SetPolicy(POLICY))
     equality = _measure_equality(start, seconds)
-    return Turns(equality, [_measure_cells(start, *pair, count, steps) for pair in PAIRS])
+    return BenchmarkTurns(equality, [_measure_cells(start, *pair, count, steps) for pair in PAIRS])
 
 
 @contextmanager
@@ -141,14 +141,14 @@ def _as(user: str) -> Iterator[None]:
 
 
 @contextmanager
-def _runner(start: Starts, name: str, user: str) -> Iterator[Side]:
+def _runner(start: Starts, name: str, user: str) -> Iterator[TurnSide]:
     with _as(user), start(name) as side:
         side.order("train", program=PROGRAM, steps=3)
         yield side
 
 
 @contextmanager
-def _training(side: Side) -> Iterator[None]:
+def _training(side: TurnSide) -> Iterator[None]:
     """Train a program until the end of the block, without long pauses."""
     over = threading.Event()
 
@@ -205,7 +205,7 @@ def _measure_cells(start: Starts, holder: str, user: str, count: int, steps: int
     return Cells(holder, user, alone, meanwhile)
 
 
-def report(turns: Turns) -> list[str]:
+def report(turns: BenchmarkTurns) -> list[str]:
     """Return the result as lines of Markdown."""
     found = turns.equality
     one, two = found.served

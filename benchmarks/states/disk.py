@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.daemon import MIB, NAME, ORDER_SECONDS, SECOND_NAME, Side, session, verb
+from benchmarks.daemon import MIB, NAME, ORDER_SECONDS, SECOND_NAME, DaemonSide, session, verb
 from benchmarks.rates import disk_rates, memcpy_rate
 from benchmarks.states.moves import ResumeTimes, middle_return, resume
 from kernelproxy.common.protocol import Resume, Suspend
@@ -85,7 +85,9 @@ def _put(name: str) -> tuple[float, int]:
     return time.perf_counter() - begin, int(copied)
 
 
-def measure_disk(one: Side, other: Side, directory: Path, count: int, times: int) -> Disk:
+def measure_disk(
+    one: DaemonSide, other: DaemonSide, directory: Path, count: int, times: int
+) -> Disk:
     """Spill and resume states of `count` bytes, and check their contents.
 
     The daemon must spill suspended states at once.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.daemon import MIB, Side, session, verb
+from benchmarks.daemon import MIB, DaemonSide, session, verb
 from benchmarks.rates import fresh_rate, memcpy_rate
 from kernelproxy.common.protocol import MigrateRequest, Resume, Suspend
 
@@ -73,7 +73,7 @@ class Moves:
     unsaved: MigrationTimes
 
 
-def resume(proxied: Side, name: str, expected: float) -> ResumeTimes:
+def resume(proxied: DaemonSide, name: str, expected: float) -> ResumeTimes:
     """Resume a session, and check its contents.
 
     Raises
@@ -94,13 +94,13 @@ def resume(proxied: Side, name: str, expected: float) -> ResumeTimes:
     return ResumeTimes(back, first, loaded, summed)
 
 
-def check(proxied: Side, expected: float) -> None:
+def check(proxied: DaemonSide, expected: float) -> None:
     """Raise RuntimeError if a session's contents have changed."""
     if proxied.order("check")["sum"] != expected:
         raise RuntimeError("a session that moved does not hold what it held")
 
 
-def measure_moves(proxied: Side, count: int, times: int) -> Moves:
+def measure_moves(proxied: DaemonSide, count: int, times: int) -> Moves:
     """Suspend, resume and migrate a session with `count` bytes, and check its contents."""
     rate, fresh = memcpy_rate(), fresh_rate()
     expected = proxied.order("hold", bytes=count)["sum"]
@@ -133,7 +133,7 @@ def measure_moves(proxied: Side, count: int, times: int) -> Moves:
     )
 
 
-def _migrate(proxied: Side, name: str, expected: float) -> MigrationTimes:
+def _migrate(proxied: DaemonSide, name: str, expected: float) -> MigrationTimes:
     target = "cpu:0" if session()["device"] == "cpu:1" else "cpu:1"
     found = verb(MigrateRequest(name, target))["migration"]
     check(proxied, expected)

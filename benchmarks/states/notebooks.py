@@ -72,7 +72,7 @@ class Rest:
 
 
 @dataclass(frozen=True)
-class Notebooks:
+class BenchmarkNotebooks:
     """All results of this benchmark."""
 
     puts: list[Put]
@@ -80,7 +80,7 @@ class Notebooks:
     rest: Rest | None
 
 
-class Kernel:
+class BenchmarkKernel:
     """A kernel under the provisioner ``sing``."""
 
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
@@ -108,7 +108,7 @@ class Kernel:
 
 
 @contextmanager
-def _kernel() -> Iterator[Kernel]:
+def _kernel() -> Iterator[BenchmarkKernel]:
     manager = KernelManager(kernel_name="python3")
     assert manager.kernel_spec is not None
     manager.kernel_spec.metadata["kernel_provisioner"] = {"provisioner_name": "sing"}
@@ -117,7 +117,7 @@ def _kernel() -> Iterator[Kernel]:
     try:
         client.start_channels()
         client.wait_for_ready(timeout=ORDER_SECONDS)
-        yield Kernel(manager, client)
+        yield BenchmarkKernel(manager, client)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
@@ -136,7 +136,7 @@ def _checkpoint(name: str, form: str) -> dict[str, Any]:
         return dict(connection.expect(CheckpointReply, request, ORDER_SECONDS).checkpoint)
 
 
-def measure_put(kernel: Kernel, count: int, name: str) -> Put:
+def measure_put(kernel: BenchmarkKernel, count: int, name: str) -> Put:
     """Change all of the device's state, make a checkpoint, and run empty cells meanwhile."""
     kernel.run("for each in held: each.add_(1)\ntorch.cuda.synchronize()")
     done = threading.Event()
@@ -159,7 +159,7 @@ def measure_put(kernel: Kernel, count: int, name: str) -> Put:
     return Put(count, seconds[0], copying, max(waits) - usual)
 
 
-def measure_notebooks(count: int, times: int) -> Notebooks:
+def measure_notebooks(count: int, times: int) -> BenchmarkNotebooks:
     """Measure with `count` bytes on the device, and then in host memory.
 
     Raises
@@ -183,10 +183,10 @@ def measure_notebooks(count: int, times: int) -> Notebooks:
             rest = _measure_rest(kernel, count, times)
     finally:
         del os.environ["JUPYTER_SING_HIBERNATE_TIMEOUT"]
-    return Notebooks(puts, agains, rest)
+    return BenchmarkNotebooks(puts, agains, rest)
 
 
-def _measure_rest(kernel: Kernel, count: int, times: int) -> Rest | None:
+def _measure_rest(kernel: BenchmarkKernel, count: int, times: int) -> Rest | None:
     kernel.run(
         f"import os\nheld = b''.join(os.urandom(1 << 20) for _ in range({count // MIB}))\n"
         "said = hash(held)\n"
@@ -204,7 +204,7 @@ def _measure_rest(kernel: Kernel, count: int, times: int) -> Rest | None:
     return Rest(count, held, answers)
 
 
-def report(found: Notebooks) -> list[str]:
+def report(found: BenchmarkNotebooks) -> list[str]:
     """Return the results as Markdown tables."""
     lines = [
         "Checkpoints of a notebook, asked for while it runs cells, in the namespace form; all of",

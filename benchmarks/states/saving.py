@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from benchmarks.daemon import MIB, Side, session, verb
+from benchmarks.daemon import MIB, DaemonSide, session, verb
 from kernelproxy.common.protocol import Resume, Suspend
 
 #: Maximum number of batches of steps until the daemon has taken a snapshot by itself.
@@ -106,7 +106,7 @@ def _apart(step: Sequence[float], windows: Sequence[Window]) -> bool:
     return not any(each.has(step) for each in windows)
 
 
-def _stop(proxied: Side) -> float:
+def _stop(proxied: DaemonSide) -> float:
     """Return the seconds for saving all state while nothing is executed."""
     proxied.order("rewrite")  # so that all of it has to be saved again
     name = session()["id"]
@@ -115,7 +115,7 @@ def _stop(proxied: Side) -> float:
     return float(found["seconds"])
 
 
-def measure_snapshots(proxied: Side, program: str, count: int) -> Snapshots:
+def measure_snapshots(proxied: DaemonSide, program: str, count: int) -> Snapshots:
     """Train until the daemon has taken `count` snapshots, and compare the steps meanwhile.
 
     Raises

@@ -212,14 +212,14 @@ def pickled_and_copied(device: str) -> object:
 
 @behaviour
 def loaders_and_samplers(device: str) -> object:
-    class Squares(data.Dataset[tuple[torch.Tensor, int]]):
+    class SquaresBelow(data.Dataset[tuple[torch.Tensor, int]]):
         def __len__(self) -> int:
             return 20
 
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             return torch.full((3,), float(index) ** 2), index
 
-    squares = Squares()
+    squares = SquaresBelow()
     weighted = data.WeightedRandomSampler(torch.arange(20.0), 10)
     seeded = torch.Generator().manual_seed(3)
     train, test = data.random_split(squares, [15, 5], generator=seeded)

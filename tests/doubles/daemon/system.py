@@ -83,7 +83,7 @@ def _open_to_all(directory: Path) -> None:
         path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
 
 
-class Machine:
+class SharedMachine:
     """A machine with a system daemon.
 
     Parameters

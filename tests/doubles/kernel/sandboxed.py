@@ -25,7 +25,7 @@ from kernelproxy.criu.sandbox import Form
 SECONDS_MAX = 60.0
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
-Closable = TypeVar("Closable", "Kernel", "Program")
+Closable = TypeVar("Closable", "SandboxedKernel", "SandboxedProgram")
 
 # State that only a saved process keeps, and a pipe whose end is waited for.
 SETUP = """
@@ -94,7 +94,7 @@ def end(process: subprocess.Popen[bytes], pid: int) -> None:
 
 
 @dataclass
-class Program:
+class SandboxedProgram:
     """A small program in a sandbox."""
 
     process: subprocess.Popen[bytes]
@@ -151,26 +151,26 @@ def launch(
         os.close(reader)
 
 
-def start_program(form: Form, **options: Any) -> Program:
+def start_program(form: Form, **options: Any) -> SandboxedProgram:
     """Start a program that answers."""
     (port,) = free_ports(1)
     command = [sys.executable, "-I", "-S", "-c", PROGRAM, str(port)]
     process, pid = launch(command, form, stdout=subprocess.PIPE, **options)
-    program = Program(process, pid, port)
+    program = SandboxedProgram(process, pid, port)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     return program
 
 
-def restore_program(form: Form, images: Path, **options: Any) -> Program:
+def restore_program(form: Form, images: Path, **options: Any) -> SandboxedProgram:
     """Restore it, with another port."""
     (old,), (new,) = criu.listening(images), free_ports(1)
     running = criu.restore(form, images, ports={old: new}, stdout=subprocess.PIPE, **options)
-    return Program(running.process, running.pid, new)
+    return SandboxedProgram(running.process, running.pid, new)
 
 
 @dataclass
-class Kernel:
+class SandboxedKernel:
     """A kernel's process and a client of it."""
 
     process: subprocess.Popen[bytes]
@@ -245,7 +245,7 @@ def connect(info: dict[str, Any]) -> BlockingKernelClient:
     return client
 
 
-def start(form: Form, directory: Path) -> Kernel:
+def start(form: Form, directory: Path) -> SandboxedKernel:
     """Start a kernel in a sandbox that ends with this process."""
     info = connection(free_ports(len(CHANNELS)))
     file = directory / "connection.json"
@@ -253,17 +253,17 @@ def start(form: Form, directory: Path) -> Kernel:
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", str(file)]
     command.append("--HistoryManager.enabled=False")
     process, pid = launch(command, form, cwd=directory)
-    return Kernel(process, pid, connect(info))
+    return SandboxedKernel(process, pid, connect(info))
 
 
-def restore(form: Form, images: Path, *, ports: dict[int, int] | None = None) -> Kernel:
+def restore(form: Form, images: Path, *, ports: dict[int, int] | None = None) -> SandboxedKernel:
     """Restore a kernel of `start` from the directory that contains `images`."""
     info = json.loads((images.parent / "connection.json").read_text())
     running = criu.restore(form, images, ports=ports, stderr=subprocess.DEVNULL)
     for name in CHANNELS:
         port = info[f"{name}_port"]
         info[f"{name}_port"] = (ports or {}).get(port, port)
-    return Kernel(running.process, running.pid, connect(info))
+    return SandboxedKernel(running.process, running.pid, connect(info))
 
 
 @contextmanager

@@ -103,7 +103,7 @@ class Listener:
         self.link.start()
 
 
-class Kernel:
+class ToyKernel:
     """Commands that a test may send to the process, by name."""
 
     def __init__(self, client: Any) -> None:
@@ -188,7 +188,7 @@ def main(session: str, image: str = "") -> None:
         client = Listener(session)
     else:
         client = Client(session)
-    kernel = Kernel(client)
+    kernel = ToyKernel(client)
     begun.set()
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

@@ -24,7 +24,7 @@ from jupyter_sing.scheduler.settings import DeviceSpec
 
 
 @dataclass
-class Notebook:
+class ControllerNotebook:
     """Actual state of a session: where it is, and the remaining work of its cell."""
 
     memory: int
@@ -47,7 +47,7 @@ class FakeController:
         self.devices = {device.id: device for device in devices}
         self.delay = delay
         self.now = 0.0
-        self.notebooks: dict[str, Notebook] = {}
+        self.notebooks: dict[str, ControllerNotebook] = {}
         self.holders: dict[str, list[str]] = {device.id: [] for device in devices}
         self.packs: dict[str, tuple[str, ...]] = {}
         self.resident: dict[str, dict[str, int]] = {device.id: {} for device in devices}
@@ -74,7 +74,7 @@ class FakeController:
         return decisions
 
     def open(self, session: str, memory: int = 0, **terms: object) -> None:
-        self.notebooks[session] = Notebook(memory)
+        self.notebooks[session] = ControllerNotebook(memory)
         if isinstance(home := terms.get("device"), str):
             self._put(session, home)
         given: dict[str, object] = {"vc": "default", "user": session, **terms}

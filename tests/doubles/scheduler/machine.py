@@ -85,7 +85,7 @@ class CellWorker:
 
     broken = False
 
-    def __init__(self, notebook: Notebook) -> None:
+    def __init__(self, notebook: MachineNotebook) -> None:
         self.notebook, self.since, self.seen = notebook, None, 0
         self.timer: asyncio.TimerHandle | None = None
 
@@ -130,7 +130,7 @@ class CellWorker:
 class MemoryMonitor:
     """Monitor double that measures memory only."""
 
-    def __init__(self, notebook: Notebook) -> None:
+    def __init__(self, notebook: MachineNotebook) -> None:
         self.notebook, self.memory = notebook, notebook.memory
 
     def begin(self) -> None:
@@ -146,7 +146,7 @@ class MemoryMonitor:
 class NotebookState:
     """State of a notebook on a device."""
 
-    def __init__(self, notebook: Notebook) -> None:
+    def __init__(self, notebook: MachineNotebook) -> None:
         self.notebook, self.device = notebook, notebook.room.device
         self.worker: CellWorker | None = None
         self.position, self.lease = int(notebook.used), (0, False)
@@ -169,7 +169,7 @@ class NotebookState:
         self.device = device
 
 
-class Notebook:
+class MachineNotebook:
     """Session double, with what the real parts of an agent use."""
 
     shared = script = False
@@ -471,7 +471,7 @@ class Machine:
 
     def __init__(self, seed: int, directory: Path, devices: dict[str, Device]) -> None:
         self.chance, self.directory, self.devices = Chance(seed), directory, devices
-        self.notebooks: dict[str, Notebook] = {}
+        self.notebooks: dict[str, MachineNotebook] = {}
         self.numbers = itertools.count(1)
         #: Number of failed actions, by the call that reports them.
         self.answers: Counter[str] = Counter()
@@ -514,14 +514,14 @@ class Machine:
             each.needed = each.used
             each.look()
 
-    def open(self, user: str, memory: int, device: str, *, bound: bool) -> Notebook:
+    def open(self, user: str, memory: int, device: str, *, bound: bool) -> MachineNotebook:
         """Start a kernel."""
         name = f"{next(self.numbers):012x}"
-        found = Notebook(self, name, user, memory, self.rooms[device], bound)
+        found = MachineNotebook(self, name, user, memory, self.rooms[device], bound)
         self.notebooks[name] = found
         return found
 
-    def holders(self, device: str) -> list[Notebook]:
+    def holders(self, device: str) -> list[MachineNotebook]:
         """Return the notebooks that may execute on a device."""
         return [e for e in self.notebooks.values() if e.lease.held and e.room.device.id == device]
 

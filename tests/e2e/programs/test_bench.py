@@ -11,7 +11,7 @@ import pytest
 from benchmarks import bench
 from benchmarks.execution.operators import Small
 from benchmarks.states.moves import ResumeTimes
-from benchmarks.states.notebooks import Notebooks
+from benchmarks.states.notebooks import BenchmarkNotebooks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -140,7 +140,7 @@ def _check_small(found: Small | None) -> None:
     assert min(found.idle_cpu.values()) >= 0
 
 
-def _check_notebooks(found: Notebooks | None) -> None:
+def _check_notebooks(found: BenchmarkNotebooks | None) -> None:
     assert found is not None
     for put in found.puts:
         assert min(put.seconds, put.copying) > 0

@@ -182,7 +182,7 @@ later = 1
 """
 
 
-class Notebook(Kernel):
+class KilledNotebook(Kernel):
     """A notebook that is saved in one form, in a directory of its own.
 
     Parameters
@@ -241,7 +241,7 @@ class Notebook(Kernel):
         return {path.name: path.read_text() for path in files}
 
 
-class Notebooks(list[Notebook]):
+class Notebooks(list[KilledNotebook]):
     """Notebooks that act at the same time."""
 
     def connect(self) -> None:
@@ -257,12 +257,12 @@ class Notebooks(list[Notebook]):
         """Start a cell in all of them."""
         return [notebook.begin(notebook.code[cell]) for notebook in self]
 
-    def end(self, asked: Sequence[str]) -> list[tuple[Notebook, Ran]]:
+    def end(self, asked: Sequence[str]) -> list[tuple[KilledNotebook, Ran]]:
         """Wait for the cells of `begin`."""
         both = zip(self, asked, strict=True)
         return [(notebook, notebook.finish(message)) for notebook, message in both]
 
-    def run(self, cell: str) -> list[tuple[Notebook, str]]:
+    def run(self, cell: str) -> list[tuple[KilledNotebook, str]]:
         """Run a cell in all of them; return the output of each."""
         found = self.end(self.begin(cell))
         for _, ran in found:
@@ -308,7 +308,7 @@ class World:
 
     def __init__(self, directory: Path, forms: Sequence[str]) -> None:
         self.root = directory / "root"
-        self.notebooks = Notebooks(Notebook(self.root / form, form) for form in forms)
+        self.notebooks = Notebooks(KilledNotebook(self.root / form, form) for form in forms)
         self._killed: set[int] = set()
         self.begin()
 
@@ -505,7 +505,7 @@ def test_three_times_back_and_two_notebooks_from_one_checkpoint(world: World) ->
     for _ in range(3):
         world.notebooks.restore()
     twins = Notebooks(
-        Notebook(each.directory, each.form, "two") for each in reversed(world.notebooks)
+        KilledNotebook(each.directory, each.form, "two") for each in reversed(world.notebooks)
     )
     try:
         for notebook, twin in zip(reversed(world.notebooks), twins, strict=True):

@@ -111,7 +111,7 @@ class CheckpointHost:
             os.close(fd)
 
 
-class Notebook:
+class SavedNotebook:
     """A real kernel that can be saved, and its agent."""
 
     def __init__(self, directory: Path, sockets: str) -> None:
@@ -179,9 +179,9 @@ class Notebook:
 
 
 @pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
+def notebook(tmp_path: Path) -> Iterator[SavedNotebook]:
     with tempfile.TemporaryDirectory() as sockets:  # their paths must be short
-        made = Notebook(tmp_path, sockets)
+        made = SavedNotebook(tmp_path, sockets)
         try:
             made.begin()
             yield made
@@ -189,7 +189,7 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
             made.close()
 
 
-def test_the_cell_continues_after_the_process_was_saved(notebook: Notebook) -> None:
+def test_the_cell_continues_after_the_process_was_saved(notebook: SavedNotebook) -> None:
     cell = notebook.kernel.begin("x = 1\n%sing checkpoint mine\nx += 1\nprint(x)")
     said = notebook.leave()
     for each in Path(f"/proc/{notebook.pid}/fd").iterdir():
@@ -203,7 +203,7 @@ def test_the_cell_continues_after_the_process_was_saved(notebook: Notebook) -> N
 
 
 def test_in_the_restored_process_the_cell_ends_in_one_line(
-    notebook: Notebook, tmp_path: Path
+    notebook: SavedNotebook, tmp_path: Path
 ) -> None:
     notebook.kernel.run("x = 1")
     before = notebook.kernel.run("get_ipython().history_manager.session_number").shown
@@ -230,7 +230,7 @@ def test_in_the_restored_process_the_cell_ends_in_one_line(
     assert not any(isinstance(each, AwaitCheckpoint) for each in notebook.host.asked)
 
 
-def test_the_line_is_no_traceback(notebook: Notebook) -> None:
+def test_the_line_is_no_traceback(notebook: SavedNotebook) -> None:
     cell = notebook.kernel.begin("%sing checkpoint mine")
     said = notebook.leave()
     wake(notebook.pid, said.wake_fd, restored=True, session="second")
@@ -242,7 +242,7 @@ def test_the_line_is_no_traceback(notebook: Notebook) -> None:
     assert message["content"]["traceback"] == ["Restored 'mine' (its process)."]
 
 
-def test_a_wish_is_carried_out_once(notebook: Notebook) -> None:
+def test_a_wish_is_carried_out_once(notebook: SavedNotebook) -> None:
     notebook.kernel.run("x = 1")
     notebook.agent.send(KernelRequest("checkpoint", "mine"))
     said = notebook.leave()
@@ -253,14 +253,14 @@ def test_a_wish_is_carried_out_once(notebook: Notebook) -> None:
     assert not any(isinstance(each, AwaitCheckpoint | Carried) for each in notebook.host.asked)
 
 
-def save(notebook: Notebook) -> None:
+def save(notebook: SavedNotebook) -> None:
     """Make a checkpoint in which x is 1."""
     cell = notebook.kernel.begin("x = 1\n%sing checkpoint mine")
     wake(notebook.pid, notebook.leave().wake_fd, restored=False, session="first")
     notebook.kernel.finish(cell)
 
 
-def test_a_replaced_process_executes_nothing_more(notebook: Notebook, tmp_path: Path) -> None:
+def test_a_replaced_process_executes_nothing_more(notebook: SavedNotebook, tmp_path: Path) -> None:
     save(notebook)
     ran = notebook.kernel.run("x = 2\n%sing restore mine\nprint(x)")
     expected = ["Restored 1 variable from mine, with the process", "2"]
@@ -280,7 +280,7 @@ def ignores_interrupts(pid: int) -> bool:
     return bool(int(ignored.split()[1], 16) & 0b10)
 
 
-def test_a_process_that_cannot_come_back_leaves_the_namespace(notebook: Notebook) -> None:
+def test_a_process_that_cannot_come_back_leaves_the_namespace(notebook: SavedNotebook) -> None:
     save(notebook)
     notebook.host.refusal = "The kernel's version is another one."
     ran = notebook.kernel.run("x = 2\n%sing restore mine\nprint(x)")

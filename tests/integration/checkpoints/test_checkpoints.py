@@ -268,7 +268,7 @@ def test_only_the_kernel_hands_its_notebook_over(toy_host: StartHost) -> None:
     assert listed(host) == []
 
 
-class Kernel:
+class CheckpointKernel:
     """Receives requests for checkpoints as a notebook's kernel does; callers wait in threads."""
 
     def __init__(self, host: ToyHost) -> None:
@@ -299,13 +299,13 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(toy_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    found = Kernel(toy_host())
+def kernel(toy_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> CheckpointKernel:
+    found = CheckpointKernel(toy_host())
     monkeypatch.setattr(activation.state, "on_wish", found.wishes.append)
     return found
 
 
-def test_a_caller_gets_its_reply_when_the_kernel_has_delivered(kernel: Kernel) -> None:
+def test_a_caller_gets_its_reply_when_the_kernel_has_delivered(kernel: CheckpointKernel) -> None:
     client = kernel.host.client()
     wish = kernel.ask(Checkpoint(client.session, "one", automatic=True))
     assert (wish.verb, wish.name, wish.automatic) == ("checkpoint", "one", True)
@@ -313,7 +313,9 @@ def test_a_caller_gets_its_reply_when_the_kernel_has_delivered(kernel: Kernel) -
     assert kernel.reply().checkpoint["name"] == "one"
 
 
-def test_callers_and_subscribers_receive_the_progress(kernel: Kernel, tmp_path: Path) -> None:
+def test_callers_and_subscribers_receive_the_progress(
+    kernel: CheckpointKernel, tmp_path: Path
+) -> None:
     client = kernel.host.client()
     hand_over(client.session, "before", host_state(0, b"x"), b"x")
     threads: list[threading.Thread] = []
@@ -341,7 +343,7 @@ def test_callers_and_subscribers_receive_the_progress(kernel: Kernel, tmp_path: 
     assert kernel.host.session(client)["progress"] is None
 
 
-def test_a_caller_receives_the_outcome_of_a_restore(kernel: Kernel) -> None:
+def test_a_caller_receives_the_outcome_of_a_restore(kernel: CheckpointKernel) -> None:
     client = kernel.host.client()
     hand_over(client.session, "one", host_state(0, b"x"), b"x")
     outcome = {"checkpoint": "one", "variables": 1, "files": 0, "aside": {}, "problems": []}
@@ -355,14 +357,14 @@ def test_a_caller_receives_the_outcome_of_a_restore(kernel: Kernel) -> None:
     assert kernel.reply().reason == "unknown-checkpoint"
 
 
-def test_a_request_to_a_kernel_that_ends_fails(kernel: Kernel) -> None:
+def test_a_request_to_a_kernel_that_ends_fails(kernel: CheckpointKernel) -> None:
     client = kernel.host.client()
     kernel.ask(Checkpoint(client.session, "one"))
     kernel.host.call(CloseSession(client.session))
     assert kernel.reply().reason == "ended"
 
 
-def test_a_session_whose_kernel_is_not_there_cannot_be_asked(kernel: Kernel) -> None:
+def test_a_session_whose_kernel_is_not_there_cannot_be_asked(kernel: CheckpointKernel) -> None:
     with pytest.raises(ControlError, match="cannot be reached"):
         kernel.host.call(Checkpoint(kernel.host.open()))
 

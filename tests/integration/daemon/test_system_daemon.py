@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doubles.daemon.system import WAIT_SECONDS, Machine, build, finish, processes_of
+from tests.doubles.daemon.system import WAIT_SECONDS, SharedMachine, build, finish, processes_of
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import lives
 
@@ -63,9 +63,9 @@ def everybodys() -> Iterator[tuple[Path, Path]]:
 
 
 @pytest.fixture(scope="module")
-def machine(everybodys: tuple[Path, Path]) -> Iterator[Machine]:
+def machine(everybodys: tuple[Path, Path]) -> Iterator[SharedMachine]:
     """A machine with a running daemon."""
-    machine = Machine(everybodys[0] / "machine", everybodys[1])
+    machine = SharedMachine(everybodys[0] / "machine", everybodys[1])
     started = machine.start_daemon()
     assert started.returncode == 0, started.stderr
     yield machine
@@ -88,7 +88,7 @@ def gate(everybodys: tuple[Path, Path]) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def train(machine: Machine, uid: int, gate: Path) -> subprocess.Popen[str]:
+def train(machine: SharedMachine, uid: int, gate: Path) -> subprocess.Popen[str]:
     """Start a user's training run in a session that is named after its uid."""
     script = machine.base / "training.py"
     if not script.exists():
@@ -106,12 +106,12 @@ def begun(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def plainly(machine: Machine) -> dict[int, str]:
+def plainly(machine: SharedMachine) -> dict[int, str]:
     """Return the results of the training runs without a proxy."""
     return {uid: machine.program(0, TRAINING, str(uid), "cpu", "") for uid in (ALICE, BOB)}
 
 
-def of(machine: Machine, owner: int, seen_by: int = 0) -> dict:
+def of(machine: SharedMachine, owner: int, seen_by: int = 0) -> dict:
     """Return a user's session as another user sees it."""
     (found,) = (s for s in machine.status(seen_by) if s["owner"] == f"uid:{owner}")
     return found
@@ -145,7 +145,9 @@ for request in (
 """
 
 
-def test_two_users_share_a_device(machine: Machine, gate: Path, plainly: dict[int, str]) -> None:
+def test_two_users_share_a_device(
+    machine: SharedMachine, gate: Path, plainly: dict[int, str]
+) -> None:
     runs = {uid: train(machine, uid, gate) for uid in (ALICE, BOB)}
     before = {uid: begun(run) for uid, run in runs.items()}
 
@@ -208,7 +210,9 @@ with control.connect() as watching, control.connect() as asking:
 """
 
 
-def test_a_subscriber_sees_only_public_facts_of_other_users(machine: Machine, gate: Path) -> None:
+def test_a_subscriber_sees_only_public_facts_of_other_users(
+    machine: SharedMachine, gate: Path
+) -> None:
     runs = {uid: train(machine, uid, gate) for uid in (ALICE, BOB)}
     for run in runs.values():
         begun(run)
@@ -231,7 +235,7 @@ def test_a_subscriber_sees_only_public_facts_of_other_users(machine: Machine, ga
 
 
 def test_sessions_of_all_users_outlive_the_agent(
-    machine: Machine, gate: Path, plainly: dict[int, str]
+    machine: SharedMachine, gate: Path, plainly: dict[int, str]
 ) -> None:
     runs = {uid: train(machine, uid, gate) for uid in (ALICE, BOB)}
     before = {uid: begun(run) for uid, run in runs.items()}
@@ -250,7 +254,7 @@ def test_sessions_of_all_users_outlive_the_agent(
 
 
 def test_killing_an_own_worker_harms_no_other_user(
-    machine: Machine, gate: Path, plainly: dict[int, str]
+    machine: SharedMachine, gate: Path, plainly: dict[int, str]
 ) -> None:
     runs = {uid: train(machine, uid, gate) for uid in (ALICE, BOB)}
     before = {uid: begun(run) for uid, run in runs.items()}
@@ -295,7 +299,7 @@ with control.connect() as daemon:
 """
 
 
-def test_a_checkpoint_is_its_owners_alone(machine: Machine) -> None:
+def test_a_checkpoint_is_its_owners_alone(machine: SharedMachine) -> None:
     machine.program(BOB, STORE, "mine")
     assert machine.program(BOB, OPEN, "mine") == "secret\n"
     assert json.loads(machine.sing(ALICE, "checkpoints", "--json").stdout) == {"checkpoints": []}
@@ -334,7 +338,7 @@ print(json.dumps(["".join(e.get("text", "") for e in c.outputs) for c in noteboo
 """
 
 
-def test_a_notebook_needs_nothing_of_the_daemons_directories(machine: Machine) -> None:
+def test_a_notebook_needs_nothing_of_the_daemons_directories(machine: SharedMachine) -> None:
     said = json.loads(machine.program(ALICE, NOTEBOOK))
     assert said[0] == "45.0\n"
     assert said[2].startswith("Saved checkpoint first: ")
@@ -356,7 +360,7 @@ with control.connect() as daemon:
 
 
 def test_a_bad_interpreter_runs_as_its_user_and_delays_no_other(
-    machine: Machine, gate: Path, plainly: dict[int, str]
+    machine: SharedMachine, gate: Path, plainly: dict[int, str]
 ) -> None:
     home = Path(machine.environment(ALICE)["HOME"])
     hanging = home / "python"
@@ -404,7 +408,7 @@ with control.connect() as daemon:
 """
 
 
-def test_the_daemon_kills_no_foreign_process_for_a_user(machine: Machine) -> None:
+def test_the_daemon_kills_no_foreign_process_for_a_user(machine: SharedMachine) -> None:
     victim = machine.start(BOB, "-c", "import time; print('up', flush=True); time.sleep(100000)")
     assert victim.stdout is not None
     victim.stdout.readline()
@@ -434,7 +438,7 @@ with control.connect() as daemon:
 """
 
 
-def test_the_daemon_writes_to_no_file_for_a_user(machine: Machine) -> None:
+def test_the_daemon_writes_to_no_file_for_a_user(machine: SharedMachine) -> None:
     precious = machine.base / "precious"
     precious.write_text("root's")
     precious.chmod(0o644)
@@ -467,7 +471,7 @@ print("full", flush=True)
 HANGING = "import signal\nsignal.pause()\n"
 
 
-def test_no_user_keeps_others_from_being_served(machine: Machine) -> None:
+def test_no_user_keeps_others_from_being_served(machine: SharedMachine) -> None:
     crowd = machine.start(ALICE, "-c", CROWD)
     assert finish(crowd).split() == ["64", "full"]
     hanging = machine.start(ALICE, "-c", CROWD + HANGING)
@@ -481,7 +485,7 @@ def test_no_user_keeps_others_from_being_served(machine: Machine) -> None:
 def test_only_root_starts_it_and_only_members_of_a_group_may_use_it(
     everybodys: tuple[Path, Path],
 ) -> None:
-    machine = Machine(everybodys[0] / "grouped", everybodys[1])
+    machine = SharedMachine(everybodys[0] / "grouped", everybodys[1])
     refused = machine.sing(ALICE, "daemon", "--system")
     assert refused.returncode == 1
     assert refused.stderr.startswith("jupyter sing: Only root can start the daemon")
@@ -501,7 +505,7 @@ def test_only_root_starts_it_and_only_members_of_a_group_may_use_it(
 
 
 def test_a_socket_that_is_not_roots_is_not_used(everybodys: tuple[Path, Path]) -> None:
-    machine = Machine(everybodys[0] / "fakes", everybodys[1])
+    machine = SharedMachine(everybodys[0] / "fakes", everybodys[1])
     fake = machine.base / "fake"
     fake.mkdir(mode=0o755)
     os.chown(fake, ALICE, ALICE)

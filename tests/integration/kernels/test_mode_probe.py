@@ -43,7 +43,7 @@ except ProcessError as error:
 """
 
 
-class Counting:
+class CountingProbe:
     """Stub of CRIU that records its calls."""
 
     def __init__(self, directory: Path, program: str) -> None:
@@ -69,8 +69,8 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def counting(criu_program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
-    counting = Counting(tmp_path, criu_program)
+def counting(criu_program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CountingProbe:
+    counting = CountingProbe(tmp_path, criu_program)
     monkeypatch.setenv(forms.VARIABLE, str(counting.path))
     return counting
 
@@ -118,7 +118,7 @@ def found_by(criu_program: str, home: Path, *options: str) -> dict[str, str]:
     return dict(json.loads(done.stdout))
 
 
-def test_the_result_of_a_probe_is_kept(counting: Counting, tmp_path: Path) -> None:
+def test_the_result_of_a_probe_is_kept(counting: CountingProbe, tmp_path: Path) -> None:
     found = forms.find(tmp_path / "kept")
     assert found == Form("root" if os.geteuid() == 0 else "user", str(counting.path))
     assert counting.calls() == ["--version", "dump", "restore"]
@@ -132,7 +132,7 @@ def test_the_result_of_a_probe_is_kept(counting: Counting, tmp_path: Path) -> No
 
 
 def test_a_failed_probe_is_not_repeated_soon(
-    counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    counting: CountingProbe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting.write('[ "$1" = --version ] && echo Version: 1.0 || exit 1')
     for expected in (True, False):
@@ -151,7 +151,7 @@ def test_a_failed_probe_is_not_repeated_soon(
 
 
 def test_a_probe_that_timed_out_is_repeated(
-    counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    counting: CountingProbe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting.write('[ "$1" = --version ] && echo Version: 1.0 || exec sleep 86403')
     dump = criu.dump

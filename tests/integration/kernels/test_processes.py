@@ -21,7 +21,7 @@ from kernelproxy.common.errors import ProcessError
 from kernelproxy.criu import criu, images, sandbox
 from kernelproxy.criu.sandbox import Form
 from tests.doubles.kernel import sandboxed
-from tests.doubles.kernel.sandboxed import SECONDS_MAX, SETUP, STEP, SUM, Program, closing
+from tests.doubles.kernel.sandboxed import SECONDS_MAX, SETUP, STEP, SUM, SandboxedProgram, closing
 from tests.doubles.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -37,13 +37,15 @@ def form(request: pytest.FixtureRequest, criu_program: str) -> Form:
 
 
 @pytest.fixture
-def answering(form: Form) -> Iterator[Program]:
+def answering(form: Form) -> Iterator[SandboxedProgram]:
     """A small program in a sandbox."""
     with closing(sandboxed.start_program(form)) as program:
         yield program
 
 
-def save(form: Form, program: Program, directory: Path, *, leave_running: bool = False) -> Path:
+def save(
+    form: Form, program: SandboxedProgram, directory: Path, *, leave_running: bool = False
+) -> Path:
     """Save a program; return where its images are."""
     criu.dump(
         form, program.pid, directory, wake_fd=program.ask("wake"), leave_running=leave_running
@@ -241,7 +243,9 @@ def test_images_of_earlier_versions_are_restored(
         assert restored.ask("os.getuid()") == before
 
 
-def test_images_are_for_their_owner_alone(form: Form, answering: Program, tmp_path: Path) -> None:
+def test_images_are_for_their_owner_alone(
+    form: Form, answering: SandboxedProgram, tmp_path: Path
+) -> None:
     (tmp_path / "images").mkdir(mode=0o755)
     images_at = save(form, answering, tmp_path / "images", leave_running=True)
     assert images_at.stat().st_mode & 0o777 == 0o700
@@ -251,7 +255,7 @@ def test_images_are_for_their_owner_alone(form: Form, answering: Program, tmp_pa
     assert {file.name: file.read_bytes() for file in images_at.iterdir()} == before
 
 
-def test_clocks_never_go_back(form: Form, answering: Program, tmp_path: Path) -> None:
+def test_clocks_never_go_back(form: Form, answering: SandboxedProgram, tmp_path: Path) -> None:
     day = 86400
     before = answering.ask("(time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))")
     images_at = save(form, answering, tmp_path / "images")
@@ -274,7 +278,7 @@ def test_clocks_never_go_back(form: Form, answering: Program, tmp_path: Path) ->
 
 
 def test_locks_are_held_again_unless_another_holds_them(
-    form: Form, answering: Program, tmp_path: Path
+    form: Form, answering: SandboxedProgram, tmp_path: Path
 ) -> None:
     file = tmp_path / "locked"
     answering.ask(f"names.update(held=open({str(file)!r}, 'w'))")
@@ -290,7 +294,7 @@ def test_locks_are_held_again_unless_another_holds_them(
 
 
 def test_removed_files_that_are_open_come_along(
-    form: Form, answering: Program, tmp_path: Path
+    form: Form, answering: SandboxedProgram, tmp_path: Path
 ) -> None:
     file = tmp_path / "removed"
     answering.ask(f"names.update(held=open({str(file)!r}, 'w+b'))")
@@ -302,7 +306,7 @@ def test_removed_files_that_are_open_come_along(
 
 
 def test_memory_that_is_shared_and_children_come_along(
-    form: Form, answering: Program, tmp_path: Path
+    form: Form, answering: SandboxedProgram, tmp_path: Path
 ) -> None:
     for code in (
         "names.update(anonymous=mmap.mmap(-1, 8192), memory=os.memfd_create('trial'))",
@@ -324,7 +328,7 @@ def test_memory_that_is_shared_and_children_come_along(
 
 
 def test_a_port_that_the_system_chose_is_another_where_it_is_taken(
-    form: Form, answering: Program, tmp_path: Path
+    form: Form, answering: SandboxedProgram, tmp_path: Path
 ) -> None:
     answering.ask("names.update(other=socket.create_server(('127.0.0.1', 0)))")
     (own, fixed) = (answering.port, answering.ask("other.getsockname()[1]"))
@@ -332,7 +336,7 @@ def test_a_port_that_the_system_chose_is_another_where_it_is_taken(
     assert criu.listening(images_at) == {own, fixed}
     (new,) = sandboxed.free_ports(1)
     running = criu.restore(form, images_at, ports={own: new}, stdout=subprocess.DEVNULL)
-    with closing(Program(running.process, running.pid, new)) as again:
+    with closing(SandboxedProgram(running.process, running.pid, new)) as again:
         assert again.ask("other.getsockname()[1]") not in (own, fixed, new)
 
 
@@ -340,7 +344,7 @@ def test_a_port_that_the_system_chose_is_another_where_it_is_taken(
 
 
 def test_a_mapped_library_that_changed_is_refused(
-    form: Form, answering: Program, tmp_path: Path
+    form: Form, answering: SandboxedProgram, tmp_path: Path
 ) -> None:
     import _ctypes
 
@@ -368,7 +372,9 @@ def test_a_mapped_library_that_changed_is_refused(
         images.check(images_at)
 
 
-def test_a_file_that_is_gone_is_named(form: Form, answering: Program, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_named(
+    form: Form, answering: SandboxedProgram, tmp_path: Path
+) -> None:
     file = tmp_path / "wanted"
     answering.ask(f"names.update(held=open({str(file)!r}, 'w'))")
     images_at = save(form, answering, tmp_path / "images")
@@ -379,7 +385,7 @@ def test_a_file_that_is_gone_is_named(form: Form, answering: Program, tmp_path: 
 
 @pytest.mark.parametrize("name", ["core-2.img", "pages-1.img"])
 def test_damaged_images_leave_nothing_behind(
-    form: Form, answering: Program, tmp_path: Path, name: str
+    form: Form, answering: SandboxedProgram, tmp_path: Path, name: str
 ) -> None:
     assert commands_with(command := f"{sandboxed.PROGRAM} {answering.port} ")
     images_at = save(form, answering, tmp_path / "images")
@@ -390,7 +396,9 @@ def test_damaged_images_leave_nothing_behind(
     assert commands_with(command) == []
 
 
-def test_another_forms_images_are_refused(form: Form, answering: Program, tmp_path: Path) -> None:
+def test_another_forms_images_are_refused(
+    form: Form, answering: SandboxedProgram, tmp_path: Path
+) -> None:
     images_at = save(form, answering, tmp_path / "images")
     other = Form("user" if form.kind == "root" else "root", form.criu)
     with pytest.raises(ProcessError, match=f"saved in the form {form.kind}"):
@@ -398,7 +406,7 @@ def test_another_forms_images_are_refused(form: Form, answering: Program, tmp_pa
 
 
 def test_ports_that_it_did_not_listen_at_are_refused(
-    form: Form, answering: Program, tmp_path: Path
+    form: Form, answering: SandboxedProgram, tmp_path: Path
 ) -> None:
     images_at = save(form, answering, tmp_path / "images")
     with pytest.raises(ProcessError, match="did not listen at port 1"):
@@ -409,7 +417,7 @@ def test_ports_that_it_did_not_listen_at_are_refused(
 
 
 def test_a_restore_that_hangs_is_given_up_without_a_trace(
-    form: Form, answering: Program, tmp_path: Path
+    form: Form, answering: SandboxedProgram, tmp_path: Path
 ) -> None:
     images_at = save(form, answering, tmp_path / "images")
     sleep = f"sleep 9{answering.port}"  # a command line that no other process has
@@ -421,7 +429,7 @@ def test_a_restore_that_hangs_is_given_up_without_a_trace(
 
 
 def test_a_dump_that_hangs_is_given_up_and_the_process_goes_on(
-    form: Form, answering: Program, tmp_path: Path
+    form: Form, answering: SandboxedProgram, tmp_path: Path
 ) -> None:
     hanging = wrapper(tmp_path, form.criu, "exec sleep 86402")
     with pytest.raises(ProcessError, match="could not be saved within") as caught:
@@ -439,7 +447,7 @@ def test_a_dump_that_hangs_is_given_up_and_the_process_goes_on(
 
 
 def test_a_process_goes_on_when_what_was_saved_cannot_be_described(
-    form: Form, answering: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: Form, answering: SandboxedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(directory: Path) -> list[images.Mapped]:
         raise OSError(28, "No space left on device")
@@ -453,7 +461,7 @@ def test_a_process_goes_on_when_what_was_saved_cannot_be_described(
 
 @pytest.mark.parametrize("restored", [False, True])
 def test_a_launcher_that_is_killed_takes_all_with_it(
-    form: Form, answering: Program, tmp_path: Path, *, restored: bool
+    form: Form, answering: SandboxedProgram, tmp_path: Path, *, restored: bool
 ) -> None:
     images_at = save(form, answering, tmp_path / "images", leave_running=not restored)
     with closing(sandboxed.restore_program(form, images_at) if restored else answering) as program:

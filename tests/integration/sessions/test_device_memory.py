@@ -16,14 +16,14 @@ MIB = 1 << 20
 StartHost = Callable[..., ToyHost]
 
 
-class Asking:
+class MemoryRequester:
     """Client that requests memory while the test does something else."""
 
     def __init__(self, client: ToyClient, wanted: int) -> None:
         self.answers: list[bool] = []
         self._thread = threading.Thread(target=lambda: self.answers.append(client.want(wanted)))
 
-    def __enter__(self) -> Asking:
+    def __enter__(self) -> MemoryRequester:
         self._thread.start()
         return self
 
@@ -79,7 +79,7 @@ def test_a_running_session_waits_for_what_busy_neighbours_have(toy_host: StartHo
     first, second = host.client("first"), host.client("second")
     host.work(first, 100 * MIB)
     host.work(second, 100 * MIB)
-    with first.cell(), second.cell(), Asking(second, 180 * MIB) as asking:
+    with first.cell(), second.cell(), MemoryRequester(second, 180 * MIB) as asking:
         wait_until(lambda: host.when(second, "queued"))
         # It left, so that sessions which have memory and want more do not wait for each other.
         assert first.want(180 * MIB)

@@ -253,7 +253,7 @@ class TestTiers:
         assert answer.reason.startswith(word)
 
 
-class TestMemory:
+class TestMemoryPart:
     def test_nobody_goes_while_all_fit(self) -> None:
         place = device()
         place.put(session("a", 1), 8 * GB)
@@ -314,7 +314,7 @@ class TestMemory:
         assert host.try_park(one, "node0", 8 * GB)
 
 
-class TestPlaces:
+class TestPlacesPart:
     def test_free_devices_are_ordered_by_room(self) -> None:
         free = FreeDevices()
         places = [device(number=number) for number in range(3)]

@@ -20,7 +20,7 @@ from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.common.errors import SingError
 from kernelproxy.devices import Device, configured_devices
 from tests.doubles.scheduler import machine, virtual
-from tests.doubles.scheduler.machine import MIB, Machine, Notebook
+from tests.doubles.scheduler.machine import MIB, Machine, MachineNotebook
 
 HOUR = 3600.0
 #: Seconds for which a session may wait beside a device without a holder: attempts that fail late.
@@ -89,7 +89,7 @@ class Trial:
                 found.pin(False)
             await found.close()
 
-    async def cell(self, notebook: Notebook) -> None:
+    async def cell(self, notebook: MachineNotebook) -> None:
         await asyncio.sleep(self.random.expovariate(1 / 5.0))
         while self.calm:
             await asyncio.sleep(1.0)
@@ -99,7 +99,7 @@ class Trial:
             if not self.calm:
                 await self.disturb(notebook)
 
-    async def disturb(self, notebook: Notebook) -> None:
+    async def disturb(self, notebook: MachineNotebook) -> None:
         """Simulate a user action or an event while a cell runs or waits."""
         worker, fate = notebook.device_state.worker, self.random.random()
         kinds = ("pin", "suspend", "migrate", "kill", "interrupt")
@@ -180,7 +180,7 @@ class Trial:
             self.idle_for[each.id] = self.idle_for[each.id] + 1 if served else 0
             assert self.idle_for[each.id] < IDLE_MAX, f"waits beside an idle device: {each}"
 
-    def could(self, notebook: Notebook, room: DeviceAllocator) -> bool:
+    def could(self, notebook: MachineNotebook, room: DeviceAllocator) -> bool:
         """True if a device without a holder could serve this notebook."""
         if notebook.bound or notebook.preferences.pinned:
             return room is notebook.room and not self.machine.holders(room.device.id)

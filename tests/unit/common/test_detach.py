@@ -123,7 +123,7 @@ def test_a_line_is_read() -> None:
     assert Woken.parse(line) == Woken(True, "s", "", {5: 6}, {"A": "b"})
 
 
-class Kernel:
+class DetachingKernel:
     """The parts of IPython and ipykernel that a restored process changes."""
 
     def __init__(self) -> None:
@@ -140,17 +140,17 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel() -> Kernel:
-    return Kernel()
+def kernel() -> DetachingKernel:
+    return DetachingKernel()
 
 
 @pytest.fixture
-def revival(kernel: Kernel) -> Revival:
+def revival(kernel: DetachingKernel) -> Revival:
     return Revival(SimpleNamespace(kernel=kernel, history_manager=kernel))
 
 
 def test_a_kernel_that_hibernated_is_the_same_at_other_ports(
-    revival: Revival, kernel: Kernel
+    revival: Revival, kernel: DetachingKernel
 ) -> None:
     revival(Woken(True, "s", ports={1: 11, 5: 15}))
     assert (kernel.parent.shell_port, kernel.parent.hb_port, kernel.parent.iopub_port) == (
@@ -160,7 +160,7 @@ def test_a_kernel_that_hibernated_is_the_same_at_other_ports(
 
 
 def test_a_kernel_in_the_place_of_another_one_is_known_as_that(
-    revival: Revival, kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    revival: Revival, kernel: DetachingKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SING_TEST", "saved")
     monkeypatch.setenv(tracker.JOURNAL_VARIABLE, "/saved")

@@ -22,7 +22,7 @@ from tests.unit.fake_daemon import SECONDS_MAX, SESSION, FakeDaemon
 PROGRESS = {"verb": "checkpoint", "checkpoint": "mine", "done": 1, "total": 2}
 
 
-class SessionManager:
+class PublishedSessions:
     """Session manager double of the server, with one notebook."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Events:
     """Records the events of an event bus with our schema."""
 
     def __init__(self) -> None:
-        self.manager = SessionManager()
+        self.manager = PublishedSessions()
         self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._logger = EventLogger()
         self._logger.register_event_schema(EVENT_SCHEMA)

@@ -109,7 +109,7 @@ def test_reply_arrives_after_progress(reply: Message) -> None:
     assert shown == [(0, 2), (1, 2)]
 
 
-class Clock:
+class ProgressClock:
     now = 0.0
 
     def monotonic(self) -> float:
@@ -119,7 +119,7 @@ class Clock:
 def test_terminal_shows_progress_after_half_a_second(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
+    clock = ProgressClock()
     monkeypatch.setattr(progress, "time", clock)
     for terminal in (False, True):
         monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
@@ -188,7 +188,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(data["text/plain"])
         return Handle()
 
-    monkeypatch.setattr(progress_bar, "time", Clock())
+    monkeypatch.setattr(progress_bar, "time", ProgressClock())
     monkeypatch.setattr("threading.Timer", Timer)
     monkeypatch.setattr("IPython.display.display", display)
     Timer.made = []

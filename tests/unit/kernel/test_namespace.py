@@ -175,7 +175,7 @@ def test_array_over_part_of_whose_memory_a_tensor_is() -> None:
 # ---------------------------------------------------------------- what is not saved
 
 
-class Server:
+class ServerVariable:
     def __init__(self, sock: Any) -> None:
         self.sock = sock
 
@@ -193,7 +193,7 @@ def test_offenders_are_named_by_their_path(sock: socket.socket) -> None:
     closure.__module__ = "__main__"
     namespace = {
         "plain": sock,
-        "server": Server(sock),
+        "server": ServerVariable(sock),
         "table": {"a": [1, (sock,)]},
         "closure": closure,
         "held": {"x": (i for i in ())},
@@ -231,7 +231,11 @@ def test_many_omissions_in_any_order(sock: socket.socket) -> None:
     namespace: dict[str, Any] = {}
     for index in range(200):
         bad = draw.random() < 0.3
-        namespace[f"v{index}"] = [shared, Server(sock if bad else index), f"text {index % 9}"]
+        namespace[f"v{index}"] = [
+            shared,
+            ServerVariable(sock if bad else index),
+            f"text {index % 9}",
+        ]
     captured = capture(namespace)
     bad_names = {name for name, value in namespace.items() if value[1].sock is sock}
     assert {line.name for line in captured.omitted} == bad_names

@@ -138,7 +138,7 @@ def test_the_end_of_the_kernel_closes_its_session_once(fake_daemon: FakeDaemon, 
     assert [r for r in fake_daemon.requests if isinstance(r, CloseSession)] == [CloseSession("s1")]
 
 
-class Process:
+class ProvisionedProcess:
     """A kernel's process, with what the provisioner uses of it."""
 
     pid = 1
@@ -160,7 +160,7 @@ def test_a_death_is_told_from_an_end_that_was_wanted(
 ) -> None:
     one = make()
     launch(one)
-    process: Any = Process({"crash": -11, "exit": 0}.get(end))
+    process: Any = ProvisionedProcess({"crash": -11, "exit": 0}.get(end))
     one.process, one.pid, one.pgid = process, process.pid, None
 
     async def end_it() -> None:
@@ -204,7 +204,7 @@ def test_a_death_is_an_event_that_names_the_command(
     manager: Any = one.parent
     manager.event_logger = logger  # like the kernels of a server
     launch(one, JPY_SESSION_NAME="/home/ada/digits.ipynb")
-    process: Any = Process(-9)
+    process: Any = ProvisionedProcess(-9)
     one.process, one.pid, one.pgid = process, process.pid, None
 
     async def look() -> None:
@@ -232,7 +232,7 @@ def test_a_death_while_there_is_no_daemon_is_told_at_the_next_start(
     launch(one)
     first.close()
     (runtime_dir / "agent.sock").unlink()
-    process: Any = Process(-9)
+    process: Any = ProvisionedProcess(-9)
     one.process, one.pid, one.pgid = process, process.pid, None
     assert asyncio.run(one.poll()) == -9
     assert "died" not in caplog.text

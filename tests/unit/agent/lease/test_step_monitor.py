@@ -20,7 +20,7 @@ STEP = Observed(40, nadir=10, memory_min=5, memory_max=9, made=400, seconds=2.0)
 WAIT_SECONDS = 120.0
 
 
-class Told(Everybody):
+class ReportedLease(Everybody):
     """Controller double that records measurements."""
 
     keeps = False
@@ -41,7 +41,7 @@ class Told(Everybody):
         self.steps.append((step_seconds, nadir))
 
 
-class Fake:
+class SteppedWorker:
     """Session double whose worker has observed this."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Fake:
         self.device_state = SimpleNamespace(
             memory=memory, worker=self, busy_seconds=1.0, memory_request=None
         )
-        self.told = Told()
+        self.told = ReportedLease()
         self.watch = StepMonitor(self, self.device_state, self.told)  # type: ignore[arg-type]
 
     async def observe(self, since: float) -> Observed | None:
@@ -76,9 +76,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_monitor, "LOOK_SECONDS", 0.0)
 
 
-def watched(test: Callable[[Fake], Any]) -> None:
+def watched(test: Callable[[SteppedWorker], Any]) -> None:
     async def run() -> None:
-        fake = Fake()
+        fake = SteppedWorker()
         fake.watch.begin()
         await test(fake)
         fake.watch.end()
@@ -88,7 +88,7 @@ def watched(test: Callable[[Fake], Any]) -> None:
 
 
 def test_steps_and_their_nadir_are_reported() -> None:
-    async def test(fake: Fake) -> None:
+    async def test(fake: SteppedWorker) -> None:
         assert (await fake.after(lambda: fake.asked))[0] == (0.2, 0.25)
         assert fake.watch.step is not None
         assert fake.watch.step.memory_min == 5
@@ -102,7 +102,7 @@ def test_steps_and_their_nadir_are_reported() -> None:
     "few", [Observed(40, made=79, seconds=2.0), Observed(40, made=4000, seconds=0.2)]
 )
 def test_few_steps_say_nothing(few: Observed) -> None:
-    async def test(fake: Fake) -> None:
+    async def test(fake: SteppedWorker) -> None:
         fake.observed = few
         assert (await fake.after(lambda: len(fake.asked) > 3))[0] == (None, None)
 
@@ -110,7 +110,7 @@ def test_few_steps_say_nothing(few: Observed) -> None:
 
 
 def test_operators_issued_before_do_not_count() -> None:
-    async def test(fake: Fake) -> None:
+    async def test(fake: SteppedWorker) -> None:
         fake.client.head = 500
         fake.watch.begin()
         assert (await fake.after(lambda: True))[0] == (None, None)
@@ -123,7 +123,7 @@ def test_operators_issued_before_do_not_count() -> None:
 
 
 def test_beside_others_it_is_measured_anew() -> None:
-    async def test(fake: Fake) -> None:
+    async def test(fake: SteppedWorker) -> None:
         await fake.after(lambda: fake.asked)
         fake.observed = Observed(40, made=0)  # none since the other session has a worker
         fake.room.enter("b")
@@ -138,7 +138,7 @@ def test_beside_others_it_is_measured_anew() -> None:
 
 
 def test_beside_others_only_what_was_measured_alone_is_compared() -> None:
-    async def test(fake: Fake) -> None:
+    async def test(fake: SteppedWorker) -> None:
         await fake.after(lambda: fake.asked)
         fake.room.enter("b")
         fake.observed = Observed(3, made=3000, seconds=1.0)  # its behavior has changed
