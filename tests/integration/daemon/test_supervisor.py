@@ -414,6 +414,7 @@ def test_killing_both_ends_the_sessions_and_leaves_nothing(toy_host: StartHost) 
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # a command has to start within the pause of two seconds
 def test_an_agent_that_dies_again_and_again_is_started_again(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
