@@ -72,13 +72,6 @@ _TEST_OPENING = re.compile(
     r"test_(it|one|what|who|whom|whose|whoever|which|how|where|when|that|those|"
     r"nobody|somebody|anybody|everybody)_"
 )
-#: Folders whose tests still have such names.
-UNRENAMED = (
-    "tests/scheduler/engine/",
-    "tests/scheduler/guarantees/",
-    "tests/scheduler/policy/",
-    "tests/scheduler/simulator/",
-)
 
 
 def python_texts(source: str) -> Iterator[tuple[int, str, bool]]:
@@ -180,14 +173,14 @@ def _idioms(line: int, text: str) -> Iterator[tuple[int, str]]:
         yield line + plain.count("\n", 0, found.start()), f"{found.group()!r}: {term}"
 
 
-def _in_names(name: str, source: str) -> Iterator[tuple[int, str]]:
+def _in_names(source: str) -> Iterator[tuple[int, str]]:
     """Find identifiers of the dialect, and names of tests that do not say their subject."""
     for line, identifier in identifiers(source):
         words = {each.lower() for each in _WORD.findall(identifier)}
         for word in sorted(words & DIALECT.keys()):
             if identifier not in ON_THE_WIRE:
                 yield line, f"{identifier}: {DIALECT[word]}"
-        if not name.startswith(UNRENAMED) and _TEST_OPENING.match(identifier):
+        if _TEST_OPENING.match(identifier):
             yield line, f"{identifier}: begin with the subject of the test"
 
 
@@ -205,7 +198,7 @@ def findings(path: Path) -> Iterator[str]:
             if len(re.findall(r"[A-Za-z]{2,}", text)) >= _SENTENCE_WORDS_MIN:
                 found += _idioms(line, text)
     if path.suffix == ".py":
-        found += _in_names(name, source)
+        found += _in_names(source)
     for line, text in sorted(found):
         yield f"{name}:{line}: {text}"
 

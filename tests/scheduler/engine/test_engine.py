@@ -95,7 +95,7 @@ def test_a_short_cell_preempts_at_home_and_the_long_one_moves() -> None:
     assert grants(host, "long")[-1].devices != home
 
 
-def test_nobody_is_preempted_before_the_minimum_run() -> None:
+def test_leases_are_not_preempted_before_the_minimum_run() -> None:
     host = controller(constant=1.0)
     for name in ("a", "b", "c"):
         host.open(name, 8 * GB)
@@ -603,7 +603,7 @@ def test_a_bound_session_waits_for_its_device() -> None:
     assert grants(host, "bound")[-1].devices == ("node0/gpu1",)
 
 
-def test_nobody_waits_without_end() -> None:
+def test_a_basic_session_does_not_starve() -> None:
     host = controller(settings=EngineSettings(quanta=(1.0, 2.0, 3.0, 4.0)))
     host.finished = lambda name: host.submit(name, 0.5) if name != "basic" else None
     host.open("basic", GB, tier=Tier.BASIC)
@@ -615,7 +615,7 @@ def test_nobody_waits_without_end() -> None:
     assert host.served("basic") == pytest.approx(3.0)
 
 
-def test_who_was_refused_a_device_is_served_by_another_one() -> None:
+def test_a_session_refused_by_a_device_is_served_by_another() -> None:
     """The pause doubles from one attempt to the next, and the first device is not tried in it."""
     engine = controller(2).engine
     engine.handle(events.SessionAdded(0.0, "a", "default", "a", device="node0/gpu0", memory=GB))

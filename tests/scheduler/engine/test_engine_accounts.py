@@ -167,7 +167,7 @@ def test_tokens_go_on() -> None:
     assert new.served("a0") == 1.0
 
 
-def test_who_had_a_day_of_device_time_waits_after_a_restart() -> None:
+def test_a_user_with_a_day_of_device_time_waits_after_a_restart() -> None:
     found = EngineSettings(user_limits={("lab", "ann"): QuotaLimits(gpu_seconds_per_day=60.0)})
     old = host_of(found=found)
     populate(old)
@@ -182,7 +182,7 @@ def test_who_had_a_day_of_device_time_waits_after_a_restart() -> None:
     assert 86_400.0 - 1200.0 < explained.expected_wait < 86_400.0 + 1200.0
 
 
-def test_who_had_more_stands_behind_after_a_restart() -> None:
+def test_a_user_with_more_device_time_stands_behind_after_a_restart() -> None:
     old = host_of()
     populate(old)
     old.submit("c0", 1e6)
@@ -212,7 +212,7 @@ def test_a_cell_goes_on_at_its_level() -> None:
     assert [d.quantum for _, d in new.decided if isinstance(d, Grant)][-1] == SETTINGS.quanta[0]
 
 
-def test_what_was_measured_of_devices_is_known() -> None:
+def test_measured_device_rates_survive_a_restart() -> None:
     old = host_of()
     old.tell(events.BandwidthMeasured(0.0, "node0/gpu1", 3e9, 0.5))
     new = Engine(DEVICES, accounts=written(old.engine, 1.0), now=1.0)
@@ -229,7 +229,7 @@ def test_sessions_that_are_not_opened_again_are_kept_for_an_hour() -> None:
     assert new.accounts(4000.0)["sessions"] == []
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_keys_and_devices_are_left_out() -> None:
     old = host_of()
     populate(old)
     document = {**written(old.engine, 0.0), "colour": "blue"}
@@ -276,7 +276,7 @@ def _damaged() -> list[tuple[str, object]]:
 
 
 @pytest.mark.parametrize(("where", "document"), _damaged())
-def test_what_cannot_be_read_is_refused_in_one_sentence(where: str, document: object) -> None:
+def test_unreadable_accounts_are_refused_in_one_sentence(where: str, document: object) -> None:
     with pytest.raises(AccountsError) as refused:
         Engine(DEVICES, accounts=document)
     assert where in str(refused.value)

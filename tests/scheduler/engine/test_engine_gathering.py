@@ -38,7 +38,7 @@ def before() -> dict[str, object]:
     return found.accounts(1.5)
 
 
-def test_who_asks_in_the_order_of_the_tags_is_served_in_it() -> None:
+def test_requests_in_the_order_of_their_tags_are_served_in_that_order() -> None:
     found = engine(before(), 10.0)
     opened(found, 10.0)
     asking = sorted(NAMES, key=lambda name: found.tags(name, 10.0))

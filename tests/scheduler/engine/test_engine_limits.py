@@ -53,7 +53,7 @@ def queued(host: FakeController, session: str) -> list[Queued]:
 
 
 class TestDevices:
-    def test_nobody_has_more_than_they_may(self) -> None:
+    def test_users_stay_within_their_limits(self) -> None:
         host = machine(4, QuotaLimits(devices=2))
         for index in range(4):
             begin(host, f"s{index}", 30.0)
@@ -128,7 +128,9 @@ class TestDevices:
             (2, 3, "grace may have 2 devices at once, and this session needs 3"),
         ],
     )
-    def test_what_can_never_be_is_said_at_once(self, limit: int, gpus: int, reason: str) -> None:
+    def test_impossible_requests_are_refused_at_once(
+        self, limit: int, gpus: int, reason: str
+    ) -> None:
         host = machine(4, QuotaLimits(devices=limit))
         begin(host, "s", 1.0, gpus=gpus)
         begin(host, "other", 1.0, user="ada")
@@ -245,7 +247,7 @@ class TestMemory:
         assert [d.session for _, d in host.decided if isinstance(d, Evict)] == ["first"]
         assert host.served("third") == 1.0
 
-    def test_who_executes_is_waited_for(self) -> None:
+    def test_executing_sessions_are_waited_for(self) -> None:
         host = machine(2, QuotaLimits(device_memory=10 * GIB))
         begin(host, "first", 20.0, memory=8 * GIB)
         host.run_until(1.0)
@@ -261,7 +263,7 @@ class TestMemory:
         host.run_until(100.0)
         assert host.served("second") == 1.0
 
-    def test_who_is_over_the_limit_alone_comes_back_when_all_others_have_left(self) -> None:
+    def test_a_session_over_the_limit_alone_returns_when_all_others_have_left(self) -> None:
         host = machine(2, QuotaLimits(device_memory=10 * GIB))
         begin(host, "other", 20.0, memory=1 * GIB)
         host.run_until(1.0)
@@ -277,7 +279,7 @@ class TestMemory:
         assert host.served("s") == 1.0
         assert [d.session for _, d in host.decided if isinstance(d, Evict)] == ["other"]
 
-    def test_what_grew_where_it_is_may_go_on_there(self) -> None:
+    def test_a_session_that_grew_on_its_device_may_continue_there(self) -> None:
         host = machine(1, QuotaLimits(device_memory=10 * GIB))
         begin(host, "s", 5.0, memory=8 * GIB)
         host.run_until(2.0)
@@ -288,7 +290,7 @@ class TestMemory:
         host.run_until(20.0)
         assert host.served("s") == pytest.approx(6.0)
 
-    def test_who_is_about_to_come_counts(self) -> None:
+    def test_sessions_about_to_become_resident_count(self) -> None:
         host = machine(3, QuotaLimits(device_memory=10 * GIB))
         begin(host, "idle", 1.0, memory=5 * GIB)
         host.run_until(1.4)  # its memory takes a while to leave

@@ -54,7 +54,7 @@ def test_trainings_that_share_two_devices_seldom_move_and_get_as_much(count: int
     assert sum(served) > 0.97 * 2 * 600.0
 
 
-def test_who_is_alone_in_wanting_a_device_moves_at_once() -> None:
+def test_the_only_waiter_for_a_device_moves_at_once() -> None:
     host = machine(2000 * MB)
     for name in ("first", "second"):
         host.open(name, 100 * MB, device="cpu:0")  # both are resident there

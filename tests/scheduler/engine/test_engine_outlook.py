@@ -72,7 +72,7 @@ class TestWaits:
             )
             assert granted(host, name) == pytest.approx(found.expected_wait, abs=0.6)
 
-    def test_those_before_have_their_turns_first(self) -> None:
+    def test_earlier_waiters_have_their_turns_first(self) -> None:
         host = machine()
         names = [f"s{index}" for index in range(5)]
         for name in names:
@@ -96,7 +96,7 @@ class TestWaits:
         assert (found["short"].position, found[other].position) == (1, 2)
         assert (found["short"].expected_wait or 0.0) <= 1.1
 
-    def test_who_cannot_be_stopped_is_waited_for(self) -> None:
+    def test_unpreemptible_holders_are_waited_for(self) -> None:
         host = machine()
         begin(host, "rigid", 10_000.0, may_preempt=False)
         host.run_until(400.0)
@@ -136,8 +136,8 @@ class TestPlaces:
         assert all(each.expected_wait is not None and each.expected_wait < 20.0 for each in mine)
 
 
-class TestNobodyCanSay:
-    def test_when_room_within_a_limit_comes_back(self) -> None:
+class TestNoEstimate:
+    def test_room_within_a_limit_has_no_estimate(self) -> None:
         limits = {("default", "grace"): QuotaLimits(device_memory=10 * GB)}
         host = machine(2, EngineSettings(user_limits=limits))
         begin(host, "large", 1000.0, user="grace", memory=8 * GB)
@@ -147,7 +147,7 @@ class TestNobodyCanSay:
         assert (found.position, found.expected_wait) == (1, None)
         assert "waits until some of it is given back" in found.reason
 
-    def test_when_pinned_memory_goes_away(self) -> None:
+    def test_room_behind_pinned_memory_has_no_estimate(self) -> None:
         host = machine()
         begin(host, "pinned", 10_000.0, memory=20 * GB, pinned=True)
         host.run_until(10.0)
@@ -155,7 +155,7 @@ class TestNobodyCanSay:
         host.run_until(20.0)
         assert outlook(host, "large").expected_wait is None
 
-    def test_what_can_never_be(self) -> None:
+    def test_impossible_requests_wait_without_end(self) -> None:
         host = machine()
         begin(host, "huge", 1.0, memory=30 * GB)
         begin(host, "other", 1000.0)
@@ -226,7 +226,7 @@ def half_a_day(load: float) -> Workload:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpus", "load"), [(1, 0.85), (2, 1.6)])
-def test_what_was_expected_is_about_what_comes(gpus: int, load: float) -> None:
+def test_expected_waits_are_close_to_actual_waits(gpus: int, load: float) -> None:
     asked = Asked(Engine(cluster(gpus).devices(), LIVE), every=30.0)
     Simulation(half_a_day(load), cluster(gpus), asked).run()
     ratios = [(actual + 0.05) / (expected + 0.05) for expected, actual in asked.pairs]

@@ -98,7 +98,7 @@ def simulated(days: float, seed: int = 1) -> WaitRecorder:
 
 
 @pytest.mark.slow
-def test_nobody_starves_at_three_times_the_load() -> None:
+def test_sessions_do_not_starve_at_three_times_the_load() -> None:
     found = simulated(days=1.0)
     assert set(found.longest) == {f"{name}/1" for name in NAMES}
     assert all(seconds > HOUR for seconds in found.executed.values())

@@ -58,14 +58,14 @@ def test_two_who_permit_it_share_a_device() -> None:
         ((True, True), 4 * GB, False),
     ],
 )
-def test_nobody_shares_against_permission_memory_or_policy(
+def test_packing_respects_permission_memory_and_policy(
     may_pack: tuple[bool, bool], memory: int, packing: bool
 ) -> None:
     host = two_programs(may_pack, memory, packing)
     assert said(host, Pack) == []
 
 
-def test_who_was_never_measured_alone_does_not_share() -> None:
+def test_unmeasured_sessions_are_not_packed() -> None:
     devices = [DeviceSpec(DEVICE, 10 * GB)]
     host = FakeController(Engine(devices), devices)
     for name in ("a", "b"):
@@ -75,7 +75,7 @@ def test_who_was_never_measured_alone_does_not_share() -> None:
     assert said(host, Pack) == []
 
 
-def test_nobody_shares_while_devices_are_free() -> None:
+def test_sessions_are_not_packed_while_devices_are_free() -> None:
     devices = [DeviceSpec(f"node0/gpu{i}", 10 * GB) for i in range(2)]
     host = FakeController(Engine(devices), devices)
     for name in ("a", "b"):
@@ -127,7 +127,7 @@ def test_why_a_pair_is_parted_is_said() -> None:
     )
 
 
-def test_what_was_parted_is_tried_again_later_and_later() -> None:
+def test_unpacked_pairs_are_retried_after_growing_pauses() -> None:
     host = two_programs()
     tries = []
     for _ in range(3):

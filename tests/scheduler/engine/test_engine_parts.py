@@ -254,14 +254,14 @@ class TestTiers:
 
 
 class TestMemoryPart:
-    def test_nobody_goes_while_all_fit(self) -> None:
+    def test_evictions_are_empty_while_all_fit(self) -> None:
         place = device()
         place.put(session("a", 1), 8 * GB)
         made = room(session("new", 2), place, 0.0)
         assert made is not None
         assert made.victims == ()
 
-    def test_who_is_missed_least_goes_first(self) -> None:
+    def test_the_least_needed_session_is_evicted_first(self) -> None:
         place = device()
         often, seldom = session("often", 1), session("seldom", 2)
         for each in (often, seldom):
@@ -275,7 +275,7 @@ class TestMemoryPart:
         assert made.victims == (seldom,)
 
     @pytest.mark.parametrize("obstacle", ["pinned", "moving", "running", "loading", "reserved"])
-    def test_those_in_flight_stay(self, obstacle: str) -> None:
+    def test_sessions_in_flight_stay(self, obstacle: str) -> None:
         place = device()
         other = session("other", 1, 20 * GB, pinned=obstacle == "pinned")
         if obstacle == "moving":

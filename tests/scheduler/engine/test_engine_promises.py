@@ -55,7 +55,7 @@ def test_at_a_low_load_no_promise_is_missed(seconds: float) -> None:
     assert host.engine.statistics().tier_violations == 0
 
 
-def test_whoever_gets_a_third_misses_a_promise_of_more_once_an_hour() -> None:
+def test_a_session_with_a_third_misses_a_higher_guarantee_once_an_hour() -> None:
     host = machine(1)
     for name in ("a", "b", "c"):
         host.open(name, 60 * MIB)
@@ -74,7 +74,7 @@ def said(host: FakeController, session: str) -> list[tuple[bool, str]]:
     return [(each.kept, each.reason) for each in found]
 
 
-def test_who_is_not_promised_what_its_tier_promises_is_told_and_is_next() -> None:
+def test_a_session_without_the_guarantee_of_its_tier_is_notified_and_is_next() -> None:
     host = machine(1)
     for name in ("first", "second", "third"):
         host.open(name, MIB, tier=Tier.PREMIUM)

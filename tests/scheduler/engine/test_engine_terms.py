@@ -109,7 +109,7 @@ class TestPremium:
         host.run_until(300.0)
         assert host.served("basic") == pytest.approx(5.0)
 
-    def test_who_has_waited_for_long_keeps_the_minimum_run(self) -> None:
+    def test_a_long_waiter_keeps_the_minimum_run(self) -> None:
         host = machine(1, LIVE)
         begin(host, "rigid", 60.0, may_preempt=False)
         begin(host, "basic", 100.0, memory=0, tier=Tier.BASIC)
@@ -162,7 +162,7 @@ class TestHold:
         host.run_until(540.0)
         assert "premium" in stopped(host)
 
-    def test_it_holds_for_leases_that_are_there(self) -> None:
+    def test_a_new_longest_hold_applies_to_current_leases(self) -> None:
         host = machine(1)
         begin(host, "first", 1000.0, tier=Tier.BASIC)
         host.run_until(80.0)
@@ -216,7 +216,7 @@ class TestVirtualClusters:
         tags = [host.engine.tags(name, 300.0)[2] for name in ("one", "two")]
         assert tags[0] - tags[1] == pytest.approx(300.0)
 
-    def test_what_a_user_had_of_their_day_comes_along(self) -> None:
+    def test_a_users_device_time_of_the_day_comes_along(self) -> None:
         limits = {
             (vc, "ann"): QuotaLimits(gpu_seconds_per_day=50.0) for vc in ("physics", "biology")
         }
@@ -353,7 +353,7 @@ class TestExplain:
         assert order == sorted(places, key=places.__getitem__)
         assert sorted(places.values()) == [1, 2, 3, 4]
 
-    def test_who_does_not_wait_needs_no_reason(self) -> None:
+    def test_sessions_that_do_not_wait_have_no_reason(self) -> None:
         host = machine(1)
         assert host.engine.explain("nobody", 0.0) is None
         host.open("a", GB)

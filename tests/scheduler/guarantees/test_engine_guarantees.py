@@ -27,7 +27,7 @@ def fill(host: FakeController, vc: str, count: int, tier: Tier = Tier.STANDARD) 
         host.submit(f"{vc}{index}", 100_000.0)
 
 
-def test_what_nobody_uses_is_lent() -> None:
+def test_unused_guarantees_are_lent() -> None:
     host = departments({"physics": 2, "biology": 2})
     fill(host, "physics", 4)
     host.run_until(10.0)

@@ -165,7 +165,7 @@ def leases(sizes: dict[str, int], guarantees: dict[str, int]) -> HivedGuarantees
     return HivedGuarantees(Configuration.of_nodes(nodes(**sizes), guarantees))
 
 
-def test_one_device_of_one_host_has_the_name_it_was_given() -> None:
+def test_a_single_device_of_a_host_keeps_its_name() -> None:
     lease = HivedGuarantees(Configuration.of_nodes({"host": ["cpu:0"]}, {"A": 1}))
     assert lease.place("s", "A", 0, 1, []) == Bound(("cpu:0",), guaranteed=True)
     assert lease.free("A") == 0
@@ -174,7 +174,7 @@ def test_one_device_of_one_host_has_the_name_it_was_given() -> None:
     assert lease.free("A") == 1
 
 
-def test_who_has_a_promise_gets_it_back_from_opportunistic_ones() -> None:
+def test_a_guarantee_is_taken_back_from_opportunistic_groups() -> None:
     lease = leases({"a": 2, "b": 2}, {"A": 2, "B": 2})
     borrowed = [lease.place(f"s{i}", "A", -1, 1, []) for i in range(4)]
     assert all(isinstance(answer, Bound) and not answer.guaranteed for answer in borrowed)
@@ -250,7 +250,7 @@ def test_preferred_devices_are_used_where_nobody_loses_by_it() -> None:
     check(lease.cluster)
 
 
-def test_what_another_virtual_cluster_is_promised_is_no_place_for_a_guarantee() -> None:
+def test_guarantees_of_other_virtual_clusters_are_no_place_for_a_guarantee() -> None:
     lease = leases({"a": 4, "b": 4}, {"A": 4, "B": 4})
     assert isinstance(lease.place("s", "A", 0, 1, ["a/gpu0"]), Bound)
     answer = lease.place("t", "B", 0, 1, ["a/gpu1"])
@@ -276,7 +276,7 @@ def test_if_somebody_has_to_leave_anyway_it_is_on_the_preferred_device() -> None
     assert lease.place("s", "A", 0, 1, ["b/gpu0"]) == Victims(("b/gpu0",), ("b",))
 
 
-def test_nobody_has_to_leave_while_a_larger_cell_can_be_split() -> None:
+def test_groups_stay_while_a_larger_cell_can_be_split() -> None:
     lease = leases({"a": 2, "b": 2}, {"A": 1, "B": 1, "C": 1})
     lease.place("s", "A", 0, 1, ["a/gpu0"])
     lease.place("t", "C", -1, 1, ["a/gpu1"])
@@ -340,7 +340,7 @@ def test_requests_that_make_no_sense_are_refused() -> None:
     assert pictured(lease.cluster) == before
 
 
-def test_who_had_lost_the_promise_to_a_reservation_gets_it_back_when_that_is_overtaken() -> None:
+def test_a_guarantee_lost_to_a_reservation_returns_when_that_is_overtaken() -> None:
     lease = leases({"a": 4}, {"A": 4})
     for index in range(2):
         lease.place(f"low{index}", "A", 0, 1, [f"a/gpu{index}"])
@@ -368,7 +368,7 @@ def test_who_had_lost_the_promise_to_a_reservation_gets_it_back_when_that_is_ove
     check(lease.cluster)
 
 
-def test_when_less_is_promised_the_lowest_priorities_lose_it() -> None:
+def test_the_lowest_priorities_lose_a_reduced_guarantee() -> None:
     lease = leases({"a": 1, "b": 1}, {"A": 2})
     lease.place("low", "A", 0, 1, [])
     lease.place("high", "A", 1, 1, [])
@@ -378,7 +378,7 @@ def test_when_less_is_promised_the_lowest_priorities_lose_it() -> None:
     check(lease.cluster)
 
 
-def test_who_is_promised_nothing_can_be_opportunistic() -> None:
+def test_groups_without_a_guarantee_can_be_opportunistic() -> None:
     lease = leases({"a": 2}, {"A": 1})
     assert lease.free("B") == 0
     assert lease.place("s", "B", 0, 1, []) == NoPlacement("B is promised no such devices.")
@@ -451,7 +451,7 @@ def test_a_preference_does_not_break_up_what_others_are_promised() -> None:
     check(free.cluster)
 
 
-def test_nobody_of_the_same_or_a_higher_priority_loses_the_promise() -> None:
+def test_groups_of_the_same_or_a_higher_priority_keep_the_guarantee() -> None:
     lease = leases({"a": 4}, {"A": 4})
     lease.place("high", "A", 5, 3, [])
     lease.place("low", "A", 0, 1, [])

@@ -35,7 +35,7 @@ def wrong(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("action", ["check", "show"])
-def test_what_is_wrong_is_one_line_and_status_1(
+def test_errors_are_one_line_and_status_1(
     action: str, wrong: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(["policy", action, wrong]) == 1
@@ -163,6 +163,6 @@ def test_a_user_is_shown_with_the_lines(capsys: pytest.CaptureFixture[str]) -> N
     assert {"key": "weight", "path": None, "line": None} in found["decided"]
 
 
-def test_who_is_turned_away_is_told_by_what(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_user_is_shown_the_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["policy", "show", COURSE, "--user", "eve"]) == 0
     assert capsys.readouterr().out == "eve is not admitted: others.admitted is false.\n"

@@ -142,7 +142,7 @@ CASES: dict[str, tuple[str, str, list[SessionUse], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_said_who_is_affected_and_how(case: str) -> None:
+def test_differences_say_who_is_affected_and_how(case: str) -> None:
     old, new, sessions, expected = CASES[case]
     found = differences(parse(old), parse(new), sessions)
     assert [str(each) for each in found] == expected

@@ -182,7 +182,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
-def test_what_is_wrong_is_said_in_one_line(text: str) -> None:
+def test_document_errors_are_one_line(text: str) -> None:
     with pytest.raises(PolicyError) as caught:
         parse(text)
     assert str(caught.value) == REFUSED[text]
@@ -283,7 +283,7 @@ def test_values_are_typed() -> None:
 
 @settings(STEADY, max_examples=50)
 @given(policies())
-def test_what_is_written_is_read_again(policy: Policy) -> None:
+def test_written_policies_are_read_again(policy: Policy) -> None:
     assert parse(dump(policy)) == policy
 
 

@@ -40,7 +40,7 @@ SAID = {
 
 
 @pytest.mark.parametrize(("example", "user"), SAID)
-def test_what_an_example_says_about_somebody(example: str, user: str) -> None:
+def test_examples_resolve_as_recorded(example: str, user: str) -> None:
     found = resolve(parse(EXAMPLES[example]), user)
     assert found.admitted
     assert (

@@ -81,7 +81,7 @@ def decided(user: str) -> dict[str, tuple[str | None, int | None]]:
     return {each.key: (each.path, each.line) for each in resolve(POLICY, user).decided}
 
 
-def test_it_is_said_which_line_has_decided() -> None:
+def test_resolved_terms_name_the_deciding_line() -> None:
     alpha = "virtual_clusters.alpha"
     assert decided("bob") == {
         "virtual_cluster": (f"{alpha}.users[1]", 13),
@@ -117,7 +117,7 @@ def test_the_virtual_cluster_default_can_be_described() -> None:
 
 @settings(STEADY, max_examples=30)
 @given(policies(), users)
-def test_everybody_gets_something_and_every_line_is_there(policy: Policy, user: str) -> None:
+def test_all_users_get_terms_and_every_line_exists(policy: Policy, user: str) -> None:
     resolver = Resolver(policy)
     for name in (user, *(u.name for vc in policy.virtual_clusters for u in vc.users)):
         found = resolver.resolve(name)

@@ -36,7 +36,7 @@ def test_the_file_is_in_the_wheel() -> None:
     assert "jupyter_sing/scheduler/policy.schema.json" in paths
 
 
-def test_it_is_a_schema_and_every_key_is_described() -> None:
+def test_the_schema_is_valid_and_describes_every_key() -> None:
     jsonschema.Draft7Validator.check_schema(schema())
     for record in (schema(), *schema()["definitions"].values()):
         assert all(each["description"].endswith(".") for each in record["properties"].values())
@@ -52,7 +52,7 @@ def reader_accepts(value: Any) -> bool:
 
 @settings(STEADY, max_examples=30)
 @given(policies())
-def test_what_is_a_policy_is_valid(policy: Policy) -> None:
+def test_policies_are_valid_by_the_schema(policy: Policy) -> None:
     assert VALIDATOR.is_valid(document(policy))
 
 

@@ -76,7 +76,7 @@ def test_a_cell_goes_where_it_is_resident() -> None:
     assert outcome.swaps == 0
 
 
-def test_what_was_used_longest_ago_makes_room() -> None:
+def test_the_least_recently_used_session_makes_room() -> None:
     workload = arranged(
         [
             session("a", (0, 1), (30, 1), memory=10 * GB),

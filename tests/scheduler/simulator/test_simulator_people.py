@@ -54,7 +54,7 @@ def test_sessions_are_those_of_their_users_or_go_around() -> None:
     assert found.of(workload.sessions[0]) == found.terms["ada/x"]
 
 
-def test_who_is_not_admitted_is_named() -> None:
+def test_users_not_admitted_are_named() -> None:
     workload = arranged([session("eve/x", (0, 1))])
     with pytest.raises(SimulationError, match="does not admit eve"):
         people(parse(TEXT), workload, instant(2).devices())

@@ -114,7 +114,7 @@ def test_tiers_have_targets(tier: Tier, runnable: float, executed: float, missed
     assert report.violations(found) == missed
 
 
-def test_what_no_cell_can_use_is_fragmented() -> None:
+def test_memory_that_no_cell_can_use_is_fragmented() -> None:
     assert fragment(3, [(1, 0.5), (2, 0.25), (4, 0.25)]) == pytest.approx(0.75)
     assert fragment(8, [(8, 1.0)]) == 0.0
     # Of 300 + 800: half of the tasks need 500, and can use the 800; the others need two of 200.

@@ -112,7 +112,7 @@ def test_a_switch_takes_its_constant_and_its_bytes() -> None:
     assert outcome.switching == 15.0  # evicting is not charged to a lease: it had none yet
 
 
-def test_what_was_copied_behind_need_not_be_written() -> None:
+def test_memory_copied_in_the_background_is_not_written_again() -> None:
     workload = arranged(
         [
             session("a", (0, 10), (100, 1), memory=16 * GB),
@@ -165,7 +165,7 @@ def test_a_cell_that_ends_before_its_gate_closes_is_finished() -> None:
     assert not any(isinstance(event, Released) for event in script.events)
 
 
-def test_what_is_stopped_while_it_loads_has_not_started() -> None:
+def test_a_cell_stopped_while_it_loads_has_not_started() -> None:
     script = Script(
         {
             (CellSubmitted, "a"): [grant("a", 1)],
@@ -249,7 +249,7 @@ BIG = arranged([session("a", (0, 10), memory=20 * GB), session("b", (11, 10), me
         (TWO, {}, "Nothing is decided any more: 2 sessions wait"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_impossible_workloads_are_refused(
     workload: Workload, answers: dict[tuple[type, str], Sequence[Decision]], says: str
 ) -> None:
     with pytest.raises(SimulationError, match=says):
@@ -270,7 +270,7 @@ def test_ticks_without_end_are_noticed() -> None:
         run(TWO, instant(1), Restless({}))
 
 
-def test_what_never_fits_is_refused_at_once() -> None:
+def test_sessions_that_never_fit_are_refused_at_once() -> None:
     with pytest.raises(SimulationError, match="needs 2 devices of 1"):
         run(arranged([session("a", (0, 1), gpus=2)]), instant(1), Script({}))
     wide = arranged([session("a", (0, 1), gpus=2)])

@@ -161,7 +161,7 @@ def test_sessions_part_at_their_longest_absence_and_join_in_order() -> None:
         week.parted([[(0.0, 10.0)], [(5.0, 10.0)]], 1)
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_written_workloads_are_read_again() -> None:
     made = generate(Parameters(sessions=6, training=80, load=0.6), 4)
     found = workload.read(workload.write(made))
     assert [each.name for each in found.sessions] == [each.name for each in made.sessions]
