@@ -117,15 +117,15 @@ def start(request: StartKernel, outlets: Sequence[int]) -> HostedKernel:
     # Its parent is process 1 of the sandbox, which ends together with this process. Without the
     # variable the kernel would assume that it was started in a terminal.
     env = {**request.env, "JPY_PARENT_PID": "1"}
-    tender = _tender(request)
+    manager = _process_manager(request)
     command = [
-        text.replace(request.tended["file"], tender.connection_file) for text in request.command
+        text.replace(request.tended["file"], manager.connection_file) for text in request.command
     ]
-    tender.start(command, launch, outlets)
-    return tender
+    manager.start(command, launch, outlets)
+    return manager
 
 
-def _tender(request: StartKernel) -> ProcessManager:
+def _process_manager(request: StartKernel) -> ProcessManager:
     # Imported here: without it, the kernel host takes a fifth of the memory.
     from kernelproxy.criu.sandbox import Form
     from kernelproxy.kernel_host.process_manager import ProcessManager

@@ -71,15 +71,15 @@ class Keeping:
         """
         if not set(kwargs) <= _KNOWN or kwargs.get("stdin") is not None:
             raise ControlError("it is started in a way of its own", "unavailable")
-        tended = None
+        managed = None
         if form is not None:
-            tended = {
+            managed = {
                 "form": {"kind": form.kind, "criu": form.criu},
                 "info": record.connection, "file": file, "socket": str(paths.socket_path()),
             }  # fmt: skip
         request = StartKernel(
             record.kernel_id, command, dict(kwargs.get("env") or os.environ), record.cwd,
-            self.seconds, record.session, tended,
+            self.seconds, record.session, managed,
         )  # fmt: skip
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -53,7 +53,7 @@ class KeptKernel(LocalProvisioner):
             return self.connection_info
         if self.form is not None:
             try:
-                return await self._launch_tended(self.form, cmd, kwargs)
+                return await self._launch_managed(self.form, cmd, kwargs)
             except (ProcessError, NativeError, ControlError, OSError) as error:
                 reason = str(error).rstrip(".")
             except Exception as error:
@@ -145,7 +145,7 @@ class KeptKernel(LocalProvisioner):
         kwargs.update(await KernelProvisionerBase.pre_launch(self, cmd=[], **kwargs))
         return True
 
-    async def _launch_tended(self, form: Form, cmd: list[str], kwargs: dict[str, Any]) -> Any:
+    async def _launch_managed(self, form: Form, cmd: list[str], kwargs: dict[str, Any]) -> Any:
         """Start the kernel in a sandbox, behind a ZMQ proxy.
 
         Raises
@@ -158,10 +158,10 @@ class KeptKernel(LocalProvisioner):
         manager = self.parent
         assert manager is not None, "pre_launch has made a session for its kernel"
         file = os.path.realpath(manager.connection_file)
-        tender = await in_thread(
+        process_manager = await in_thread(
             lambda: ProcessManager(form, self.session, self.connection_info, os.path.basename(file))
         )
-        command = [text.replace(file, tender.connection_file) for text in cmd]
+        command = [text.replace(file, process_manager.connection_file) for text in cmd]
         # Its parent is not the server but process 1 of the sandbox, which ends with the server.
         # Without a parent, the kernel would behave as if it was started in a terminal.
         env = {**kwargs["env"], "JPY_PARENT_PID": "1"}
@@ -174,8 +174,8 @@ class KeptKernel(LocalProvisioner):
             process = launch_kernel(sandboxed, **rest, pass_fds=(*passed, *fds))
             return process
 
-        process = await in_thread(lambda: tender.start(command, launch, outlets))
-        self._has(tender)
+        process = await in_thread(lambda: process_manager.start(command, launch, outlets))
+        self._has(process_manager)
         self.process = process
         self.cwd = kwargs.get("cwd", Path.cwd())
         return self.connection_info

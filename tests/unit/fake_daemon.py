@@ -152,7 +152,7 @@ class FakeDaemon:
         self.busy = False
         self.hung_up = threading.Semaphore(0)
         #: Connections of process managers, whose orders the test sends.
-        self.tenders: queue.Queue[FakeAgent] = queue.Queue()
+        self.managers: queue.Queue[FakeAgent] = queue.Queue()
         self._agents: list[FakeAgent] = []
         self._closed = False
         #: Pending messages of each subscriber.
@@ -199,7 +199,7 @@ class FakeDaemon:
                 send_message(sock, self._answer(request))
                 if isinstance(request, protocol.Tend) and not self.forgotten:
                     self._agents.append(FakeAgent(sock.dup()))
-                    self.tenders.put(self._agents[-1])
+                    self.managers.put(self._agents[-1])
                     return
 
     def _be_watched(self, sock: socket.socket) -> None:

@@ -30,7 +30,7 @@ class StartKernel(Message, kind="StartKernel"):
     session : str
         Id of its session, or "".
     tended : dict or None
-        The arguments of `kernelproxy.kernel_host.process_manager.Tender`, if the kernel's process
+        The arguments of `kernelproxy.kernel_host.process_manager.ProcessManager`, if the kernel's process
         must be one that can be saved.
     """
 
@@ -82,7 +82,7 @@ class SignalKernel(Message, kind="SignalKernel"):
 
 @dataclass(frozen=True)
 class ShutDownKernel(Message, kind="ShutDownKernel"):
-    """Notification that the connection's kernel was asked to end, see `Tender.shut_down`.
+    """Notification that the connection's kernel was asked to end, see `ProcessManager.shut_down`.
 
     Has no reply.
     """

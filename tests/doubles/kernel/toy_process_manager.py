@@ -94,7 +94,7 @@ class KernelProcess:
                     pipe.close()
 
 
-class ToyTender:
+class ToyProcessManager:
     """Owns one kernel, and carries out the agent's orders unless a test prevents it.
 
     Attributes

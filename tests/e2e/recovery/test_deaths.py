@@ -402,9 +402,9 @@ class World:
         left += [str(path) for path in data.glob("processes/*/*") if path.is_dir()]
         needed = {each["id"] for each in found} | {each.name for each in self.notebooks}
         left += [str(p) for p in data.glob("states/manifests/*/*.json") if p.stem not in needed]
-        tended = [each for each in self.notebooks if each.form == "process"]
+        managed = [each for each in self.notebooks if each.form == "process"]
         directories = list(runtime.glob("kernels/*"))
-        return left + [str(path) for path in directories if len(directories) > len(tended)]
+        return left + [str(path) for path in directories if len(directories) > len(managed)]
 
     def close(self) -> None:
         """Shut everything down, as a user does."""

@@ -87,12 +87,12 @@ def daemon(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, form: Form) -> It
         daemon.close()
 
 
-class Tended:
+class ManagedKernel:
     """A kernel, its agent, and the directories of its images."""
 
     def __init__(self, notebook: Kernel, daemon: FakeDaemon, directory: Path) -> None:
         self.notebook, self.daemon = notebook, daemon
-        self.agent: FakeAgent = daemon.tenders.get(timeout=SECONDS_MAX)
+        self.agent: FakeAgent = daemon.managers.get(timeout=SECONDS_MAX)
         self._directory, self._count = directory, 0
         self.wake_fd = int(notebook.run(SETUP).stdout)
 
@@ -137,16 +137,16 @@ def go_on(pid: int) -> None:
 
 
 @contextmanager
-def tended(daemon: FakeDaemon, directory: Path) -> Iterator[Tended]:
+def managed_kernel(daemon: FakeDaemon, directory: Path) -> Iterator[ManagedKernel]:
     with kernel() as notebook:
-        yield Tended(notebook, daemon, directory)
+        yield ManagedKernel(notebook, daemon, directory)
 
 
 @each_form
 def test_a_kernel_goes_and_comes_and_its_client_keeps_what_it_has(
     daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         for number in range(1, 4):
             images = one.hibernate()
             assert one.notebook.manager.is_alive()
@@ -161,7 +161,7 @@ def test_a_kernel_goes_and_comes_and_its_client_keeps_what_it_has(
 
 @each_form
 def test_input_and_interrupts_reach_the_current_process(daemon: FakeDaemon, tmp_path: Path) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         one.revive(one.hibernate())
         client = one.notebook.client
         cell = client.execute("print(input() * 2)", allow_stdin=True)
@@ -179,7 +179,7 @@ def test_input_and_interrupts_reach_the_current_process(daemon: FakeDaemon, tmp_
 def test_a_process_that_cannot_be_saved_continues(
     daemon: FakeDaemon, runtime_dir: Path, tmp_path: Path
 ) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         outside = str(runtime_dir / "agent.sock")
         one.notebook.run(
             f"import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect({outside!r})"
@@ -198,7 +198,7 @@ def test_a_process_that_cannot_be_saved_continues(
 def test_an_earlier_process_takes_the_place_of_the_present_one(
     daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         notebook = one.notebook
         images = one.save(leave_running=True)
         assert notebook.run("later = 1").error == ""
@@ -225,7 +225,7 @@ def test_an_earlier_process_takes_the_place_of_the_present_one(
 def test_a_process_not_allowed_to_replace_the_kernel_is_ended(
     daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         images = one.save(leave_running=True)
         one.notebook.run("later = 1")
         revived = one.order(protocol.Revive(str(images), "s2", beside=True))
@@ -239,7 +239,7 @@ def test_a_process_not_allowed_to_replace_the_kernel_is_ended(
 def test_an_accepted_replacement_completes_although_the_agent_has_died(
     daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         notebook = one.notebook
         images = one.save(leave_running=True)
         notebook.run("later = 1")
@@ -253,13 +253,13 @@ def test_an_accepted_replacement_completes_although_the_agent_has_died(
         go_on(present)
         printed = [notebook.finish(cell).stdout for cell in cells]
         assert printed == [f"{number} False\n" for number in range(1, 4)]
-        one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
+        one.agent = daemon.managers.get(timeout=SECONDS_MAX)
         assert [r.session for r in daemon.requests if isinstance(r, protocol.Tend)] == ["s0", "s2"]
     assert daemon.requests[-1] == protocol.CloseSession("s2")
 
 
 def test_a_replacement_not_accepted_ends_with_the_agent(daemon: FakeDaemon, tmp_path: Path) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         images = one.save(leave_running=True)
         one.notebook.run("later = 1")
         revived = one.order(protocol.Revive(str(images), "s2", beside=True))
@@ -268,13 +268,13 @@ def test_a_replacement_not_accepted_ends_with_the_agent(daemon: FakeDaemon, tmp_
             one.agent.close()
             assert ended()
         assert one.notebook.run("print(later)").stdout == "1\n"
-        one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
+        one.agent = daemon.managers.get(timeout=SECONDS_MAX)
 
 
 def test_a_hibernating_kernel_is_shut_down_at_once(
     daemon: FakeDaemon, runtime_dir: Path, tmp_path: Path
 ) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         one.hibernate()
         manager = one.notebook.manager
         manager.shutdown_wait_time = 10 * SECONDS_MAX  # the shutdown must not wait that long
@@ -285,32 +285,32 @@ def test_a_hibernating_kernel_is_shut_down_at_once(
 
 
 def test_a_hibernating_kernel_is_restarted(daemon: FakeDaemon, tmp_path: Path) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         before = one.notebook.manager.ports
         one.hibernate()
         one.notebook.restart()
         assert one.notebook.manager.ports == before
         assert one.notebook.run("print('counter' in dir())").stdout == "False\n"
-        again = Tended(one.notebook, daemon, tmp_path / "again")
+        again = ManagedKernel(one.notebook, daemon, tmp_path / "again")
         (tmp_path / "again").mkdir()
         again.revive(again.hibernate())
         assert one.notebook.run("print(next(counter))").stdout == "1\n"
 
 
 def test_the_next_agent_receives_the_waiting_process(daemon: FakeDaemon, tmp_path: Path) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         images = one.hibernate()
         cell = one.notebook.begin("print(next(counter))")
         assert one.agent.hear() == protocol.Knock()
         one.agent.close()
-        one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
+        one.agent = daemon.managers.get(timeout=SECONDS_MAX)
         assert one.agent.hear() == protocol.Knock()
         one.revive(images)
         assert one.notebook.finish(cell).stdout == "1\n"
 
 
 def test_a_return_that_failed_is_tried_again(daemon: FakeDaemon, tmp_path: Path) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         images = one.hibernate()
         cells = [one.notebook.begin("print(next(counter))")]
         assert one.agent.hear() == protocol.Knock()
@@ -323,17 +323,17 @@ def test_a_return_that_failed_is_tried_again(daemon: FakeDaemon, tmp_path: Path)
 
 
 def test_requests_go_through_though_the_agent_has_died(daemon: FakeDaemon, tmp_path: Path) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         one.order(protocol.HoldRequests(SECONDS_MAX))
         one.agent.close()
         assert one.notebook.run("print(next(counter))").stdout == "1\n"
-        one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
+        one.agent = daemon.managers.get(timeout=SECONDS_MAX)
 
 
 def test_a_hibernating_kernel_without_an_agent_that_knows_it_ends(
     daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         one.hibernate()
         daemon.forgotten = True
         one.agent.close()
@@ -342,7 +342,7 @@ def test_a_hibernating_kernel_without_an_agent_that_knows_it_ends(
 
 
 def test_a_dead_kernel_is_dead(daemon: FakeDaemon, tmp_path: Path) -> None:
-    with tended(daemon, tmp_path) as one:
+    with managed_kernel(daemon, tmp_path) as one:
         one.revive(one.hibernate())
         one.notebook.begin("os._exit(7)")
         ended = asyncio.run(asyncio.wait_for(one.notebook.manager.provisioner.wait(), SECONDS_MAX))
@@ -371,7 +371,7 @@ async def _in_an_event_loop(daemon: FakeDaemon, tmp_path: Path) -> None:
             )
             return "".join(said)
 
-        agent = await asyncio.to_thread(daemon.tenders.get, timeout=SECONDS_MAX)
+        agent = await asyncio.to_thread(daemon.managers.get, timeout=SECONDS_MAX)
         wake_fd = int(await run(SETUP))
 
         def order(message: protocol.Message) -> None:
@@ -403,7 +403,7 @@ def test_a_notebook_is_opened_while_its_kernel_hibernates(
 
 async def _open(server: Server, daemon: FakeDaemon, directory: Path) -> None:
     kernel_id = server.fetch("api/kernels", "POST", {"name": "python3"})["id"]
-    agent = daemon.tenders.get(timeout=SECONDS_MAX)
+    agent = daemon.managers.get(timeout=SECONDS_MAX)
     url = server.url.replace("http", "ws") + f"api/kernels/{kernel_id}/channels?session_id=tab"
     request = HTTPRequest(url, headers={"Authorization": f"token {server.token}"})
 
@@ -465,5 +465,5 @@ def test_the_kernel_ends_with_its_server(daemon: FakeDaemon, tmp_path: Path) -> 
             assert ended()
     except ProcessLookupError:
         pass  # it has already ended
-    daemon.tenders.get(timeout=SECONDS_MAX)
+    daemon.managers.get(timeout=SECONDS_MAX)
     Path(name.decode()).unlink()

@@ -28,13 +28,13 @@ from kernelproxy.common.protocol import (
     StopReply,
     Suspend,
 )
-from tests.doubles.kernel.toy_process_manager import ToyTender
+from tests.doubles.kernel.toy_process_manager import ToyProcessManager
 from tests.doubles.waiting import wait_until
 from tests.integration.checkpoints.test_checkpoints import hand_over, host_state
 from tests.integration.conftest import ROOT, ToyHost
 
 StartHost = Callable[..., ToyHost]
-StartTender = Callable[..., ToyTender]
+StartManager = Callable[..., ToyProcessManager]
 
 
 @pytest.fixture(autouse=True)
@@ -44,20 +44,20 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def tended(toy_host: StartHost) -> Iterator[StartTender]:
+def start_manager(toy_host: StartHost) -> Iterator[StartManager]:
     """Return a function that opens a session which hibernates soon, and owns its kernel."""
-    tenders: list[ToyTender] = []
+    managers: list[ToyProcessManager] = []
 
     def start(
         host: ToyHost, *, listens: bool = False, busy: bool = False, **fields: Any
-    ) -> ToyTender:
+    ) -> ToyProcessManager:
         session = host.open(**{"hibernate_timeout": 0.05, **fields})
-        tenders.append(ToyTender(session, listens=listens, busy=busy))
-        return tenders[-1]
+        managers.append(ToyProcessManager(session, listens=listens, busy=busy))
+        return managers[-1]
 
     yield start
-    for tender in tenders:
-        tender.close()
+    for manager in managers:
+        manager.close()
 
 
 def images(data: Path) -> list[Path]:
@@ -68,63 +68,63 @@ def sessions(host: ToyHost) -> dict[str, dict[str, Any]]:
     return {each["id"]: each for each in host.call(StatusRequest()).sessions}
 
 
-def asleep(host: ToyHost, tender: ToyTender) -> dict[str, Any] | None:
+def asleep(host: ToyHost, manager: ToyProcessManager) -> dict[str, Any] | None:
     """Return the session if it hibernates, with its device state."""
-    found = sessions(host)[tender.session]
+    found = sessions(host)[manager.session]
     return found if found["reason"] == REASON and found["kernel_pid"] is None else None
 
 
-def wait_asleep(host: ToyHost, tender: ToyTender) -> dict[str, Any]:
-    found = wait_until(lambda: asleep(host, tender))
-    assert not tender.kernel.lives()
+def wait_asleep(host: ToyHost, manager: ToyProcessManager) -> dict[str, Any]:
+    found = wait_until(lambda: asleep(host, manager))
+    assert not manager.kernel.lives()
     assert (found["state"], found["tier"], found["worker_pid"]) == ("suspended", "cold", None)
     return found
 
 
-def test_an_unused_kernel_goes_to_disk_and_comes_back_when_its_tender_knocks(
-    toy_host: StartHost, tended: StartTender, data: Path
+def test_an_unused_kernel_is_spilled_and_restored_when_its_manager_requests_it(
+    toy_host: StartHost, start_manager: StartManager, data: Path
 ) -> None:
     host = toy_host()
-    tender = tended(host)
+    manager = start_manager(host)
     state = 0
     for number in range(3):
-        state = tender.ask("work", number)
-        wait_asleep(host, tender)
-        assert tender.holds
+        state = manager.ask("work", number)
+        wait_asleep(host, manager)
+        assert manager.holds
         wait_until(lambda: len(images(data)) == 1)  # earlier images are being removed
-        assert tender.ask("read") == state
-        assert tender.orders.count("Revive") > number  # it may hibernate again
-    wait_asleep(host, tender)
-    host.call(CloseSession(tender.session))
+        assert manager.ask("read") == state
+        assert manager.orders.count("Revive") > number  # it may hibernate again
+    wait_asleep(host, manager)
+    host.call(CloseSession(manager.session))
     wait_until(lambda: images(data) == [])
 
 
 def test_without_room_on_disk_a_kernel_stays_as_it_was_and_that_is_said(
-    toy_host: StartHost, tended: StartTender, data: Path
+    toy_host: StartHost, start_manager: StartManager, data: Path
 ) -> None:
     host = toy_host(disk_quota=1 << 20)
-    tender = tended(host)
-    state = tender.ask("work", 1)
+    manager = start_manager(host)
+    state = manager.ask("work", 1)
 
     def said() -> str:
-        reason: str = sessions(host)[tender.session]["reason"]
+        reason: str = sessions(host)[manager.session]["reason"]
         return reason if "Cannot hibernate" in reason else ""
 
     reason = wait_until(said)
     assert "on disk, and the quota has 1.0 MiB left: delete checkpoints" in reason
-    assert sessions(host)[tender.session]["kernel_pid"] is not None
-    assert tender.ask("read") == state
-    assert "Dump" not in tender.orders
+    assert sessions(host)[manager.session]["kernel_pid"] is not None
+    assert manager.ask("read") == state
+    assert "Dump" not in manager.orders
     assert images(data) == []
 
 
 def test_kernels_that_hibernate_count_against_the_quota(
-    toy_host: StartHost, tended: StartTender, data: Path
+    toy_host: StartHost, start_manager: StartManager, data: Path
 ) -> None:
     host = toy_host(disk_quota=256 << 20)
-    tender = tended(host)
-    tender.ask("work", 1)
-    wait_asleep(host, tender)
+    manager = start_manager(host)
+    manager.ask("work", 1)
+    wait_asleep(host, manager)
     (directory,) = images(data)
     with (directory / "pages-3.img").open("wb") as file:  # as large as the quota
         os.posix_fallocate(file.fileno(), 0, 256 << 20)
@@ -132,23 +132,23 @@ def test_kernels_that_hibernate_count_against_the_quota(
     with pytest.raises(ControlError, match="of kernels that hibernate, would take more") as refused:
         hand_over(client.session, "one", host_state(0, b"x"), b"x")
     assert refused.value.reason == "quota"
-    host.call(CloseSession(tender.session))
+    host.call(CloseSession(manager.session))
     assert hand_over(client.session, "one", host_state(0, b"x"), b"x")["name"] == "one"
 
 
 def test_a_kernel_without_a_device_hibernates_too(
-    toy_host: StartHost, tended: StartTender, data: Path
+    toy_host: StartHost, start_manager: StartManager, data: Path
 ) -> None:
     host = toy_host()
-    tender = tended(host, listens=True)
-    wait_asleep(host, tender)
-    tender.knock()
-    tender.wait_for("Revive")
-    tender.wait_for("LetThrough", 2)
-    wait_asleep(host, tender)
+    manager = start_manager(host, listens=True)
+    wait_asleep(host, manager)
+    manager.knock()
+    manager.wait_for("Revive")
+    manager.wait_for("LetThrough", 2)
+    wait_asleep(host, manager)
 
 
-def test_without_a_tender_the_device_alone_goes_to_disk(toy_host: StartHost) -> None:
+def test_without_a_process_manager_the_device_state_alone_is_spilled(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client(hibernate_timeout=0.05)
     client.add(1)
@@ -176,83 +176,83 @@ def test_a_working_kernel_does_not_hibernate(toy_host: StartHost, tmp_path: Path
 
 @pytest.mark.parametrize("order", ["Hold", "Dump"])
 def test_a_kernel_that_cannot_sleep_goes_on(
-    toy_host: StartHost, tended: StartTender, data: Path, order: str
+    toy_host: StartHost, start_manager: StartManager, data: Path, order: str
 ) -> None:
     host = toy_host()
-    tender = tended(host, busy=True)
-    state = tender.ask("work", 1)
-    tender.refuse[order] = "it is busy"
-    tender.busy = False
-    tender.wait_for(order)
-    assert tender.ask("read") == state
-    assert sessions(host)[tender.session]["kernel_pid"] == tender.kernel.pid
+    manager = start_manager(host, busy=True)
+    state = manager.ask("work", 1)
+    manager.refuse[order] = "it is busy"
+    manager.busy = False
+    manager.wait_for(order)
+    assert manager.ask("read") == state
+    assert sessions(host)[manager.session]["kernel_pid"] == manager.kernel.pid
     wait_until(lambda: images(data) == [])
-    assert tender.orders.count(order) == 1  # no immediate retry
+    assert manager.orders.count(order) == 1  # no immediate retry
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("order", ["Hold", "Dump"])
 def test_a_connection_that_breaks_on_the_way_to_sleep_loses_nothing(
-    toy_host: StartHost, tended: StartTender, order: str, moment: str
+    toy_host: StartHost, start_manager: StartManager, order: str, moment: str
 ) -> None:
     host = toy_host()
-    tender = tended(host, busy=True)
-    state = tender.ask("work", 1)
-    getattr(tender, moment)[order] = tender.disconnect
-    tender.busy = False
-    tender.wait_disconnected()
-    tender.connect()
-    assert tender.ask("read") == state
+    manager = start_manager(host, busy=True)
+    state = manager.ask("work", 1)
+    getattr(manager, moment)[order] = manager.disconnect
+    manager.busy = False
+    manager.wait_disconnected()
+    manager.connect()
+    assert manager.ask("read") == state
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_connection_that_breaks_on_the_way_back_loses_nothing(
-    toy_host: StartHost, tended: StartTender, moment: str
+    toy_host: StartHost, start_manager: StartManager, moment: str
 ) -> None:
     host = toy_host()
-    tender = tended(host)
-    state = tender.ask("work", 1)
-    wait_asleep(host, tender)
-    getattr(tender, moment)["Revive"] = tender.disconnect
-    tender.knock()
-    tender.wait_disconnected()
-    tender.connect()
-    assert tender.ask("read") == state
+    manager = start_manager(host)
+    state = manager.ask("work", 1)
+    wait_asleep(host, manager)
+    getattr(manager, moment)["Revive"] = manager.disconnect
+    manager.knock()
+    manager.wait_disconnected()
+    manager.connect()
+    assert manager.ask("read") == state
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("order", ["Hold", "Dump", "Revive"])
 def test_an_agent_that_dies_on_the_way_loses_nothing(
-    toy_host: StartHost, tended: StartTender, order: str, moment: str, data: Path
+    toy_host: StartHost, start_manager: StartManager, order: str, moment: str, data: Path
 ) -> None:
     host = toy_host()
-    tender = tended(host, busy=True)
-    state = tender.ask("work", 1)
+    manager = start_manager(host, busy=True)
+    state = manager.ask("work", 1)
     if order == "Revive":
-        tender.busy = False
-        wait_asleep(host, tender)
-    getattr(tender, moment)[order] = host.kill_agent
+        manager.busy = False
+        wait_asleep(host, manager)
+    getattr(manager, moment)[order] = host.kill_agent
     if order == "Revive":
-        tender.knock()
-    tender.busy = False
-    tender.wait_disconnected()
-    tender.connect()
-    assert tender.ask("read") == state
+        manager.knock()
+    manager.busy = False
+    manager.wait_disconnected()
+    manager.connect()
+    assert manager.ask("read") == state
 
 
 def test_a_kernel_that_sleeps_outlives_the_agent(
-    toy_host: StartHost, tended: StartTender, data: Path
+    toy_host: StartHost, start_manager: StartManager, data: Path
 ) -> None:
     host = toy_host()
-    tender = tended(host)
-    state = tender.ask("work", 1)
-    wait_asleep(host, tender)
+    manager = start_manager(host)
+    state = manager.ask("work", 1)
+    wait_asleep(host, manager)
     for _ in range(2):
         host.kill_agent()
-        wait_asleep(host, tender)
-    tender.wait_disconnected()
-    tender.connect()
-    assert tender.ask("read") == state
+        wait_asleep(host, manager)
+    manager.wait_disconnected()
+    manager.connect()
+    assert manager.ask("read") == state
 
 
 def test_a_session_whose_server_has_ended_does_not_sleep_for_ever(
@@ -262,10 +262,10 @@ def test_a_session_whose_server_has_ended_does_not_sleep_for_ever(
     session = host.open(hibernate_timeout=0.05)
     program = (
         "import sys\n"
-        "from tests.doubles.kernel.toy_process_manager import ToyTender\n"
-        f"tender = ToyTender({session!r})\n"
-        "tender.ask('work', 1)\n"
-        "tender.wait_for('Dump')\n"
+        "from tests.doubles.kernel.toy_process_manager import ToyProcessManager\n"
+        f"manager = ToyProcessManager({session!r})\n"
+        "manager.ask('work', 1)\n"
+        "manager.wait_for('Dump')\n"
         "print('sleeps', flush=True); sys.stdin.read()"
     )
     server = subprocess.Popen(
@@ -283,108 +283,110 @@ def test_a_session_whose_server_has_ended_does_not_sleep_for_ever(
 
 
 def test_images_that_cannot_be_revived_end_the_session_with_a_reason(
-    toy_host: StartHost, tended: StartTender, data: Path
+    toy_host: StartHost, start_manager: StartManager, data: Path
 ) -> None:
     host = toy_host()
-    tender = tended(host)
-    tender.ask("work", 1)
-    wait_asleep(host, tender)
-    before = tender.orders.count("Revive")  # it may have hibernated before it was asked to work
-    tender.refuse["Revive"] = "a library has changed"
-    tender.knock()
-    tender.wait_disconnected()
-    assert tender.orders.count("Revive") == before + 2
-    found = sessions(host)[tender.session]
+    manager = start_manager(host)
+    manager.ask("work", 1)
+    wait_asleep(host, manager)
+    before = manager.orders.count("Revive")  # it may have hibernated before it was asked to work
+    manager.refuse["Revive"] = "a library has changed"
+    manager.knock()
+    manager.wait_disconnected()
+    assert manager.orders.count("Revive") == before + 2
+    found = sessions(host)[manager.session]
     assert found["state"] == "failed"
     assert "its kernel cannot come back: a library has changed" in found["reason"]
     with pytest.raises(ControlError, match="has ended"):
-        tender.connect()
+        manager.connect()
     wait_until(lambda: len(images(data)) == 1)  # until the session is closed
-    host.call(CloseSession(tender.session))
+    host.call(CloseSession(manager.session))
     wait_until(lambda: images(data) == [])
 
 
 @pytest.mark.parametrize("verb", [Suspend, Resume, MigrateRequest, Checkpoint])
 def test_requests_to_a_hibernating_kernel(
-    toy_host: StartHost, tended: StartTender, verb: type[Any]
+    toy_host: StartHost, start_manager: StartManager, verb: type[Any]
 ) -> None:
     host = toy_host("cpu:1GiB@1,cpu:1GiB@1")
-    tender = tended(host, device="cpu:0")
-    state = tender.ask("work", 1)
-    wait_asleep(host, tender)
+    manager = start_manager(host, device="cpu:0")
+    state = manager.ask("work", 1)
+    wait_asleep(host, manager)
     if verb is Suspend:
-        assert host.call(Suspend(tender.session)).session["reason"] == REASON
-        assert tender.holds
+        assert host.call(Suspend(manager.session)).session["reason"] == REASON
+        assert manager.holds
     elif verb is MigrateRequest:
-        assert host.call(MigrateRequest(tender.session, "cpu:1")).session["device"] == "cpu:1"
-        assert tender.holds
+        assert host.call(MigrateRequest(manager.session, "cpu:1")).session["device"] == "cpu:1"
+        assert manager.holds
     elif verb is Resume:
-        assert host.call(Resume(tender.session)).session["tier"] == "resident"
+        assert host.call(Resume(manager.session)).session["tier"] == "resident"
     else:
-        assert host.call(Checkpoint(tender.session, "mine")).checkpoint["name"] == "mine"
-    assert tender.ask("read") == state
+        assert host.call(Checkpoint(manager.session, "mine")).checkpoint["name"] == "mine"
+    assert manager.ask("read") == state
 
 
 def test_a_request_without_a_process_manager_gets_the_reason(
-    toy_host: StartHost, tended: StartTender
+    toy_host: StartHost, start_manager: StartManager
 ) -> None:
     host = toy_host()
-    tender = tended(host)
-    wait_asleep(host, tender)
-    tender.disconnect()
-    tender.wait_disconnected()
+    manager = start_manager(host)
+    wait_asleep(host, manager)
+    manager.disconnect()
+    manager.wait_disconnected()
 
     def resume() -> str:
         try:
-            host.call(Resume(tender.session))
+            host.call(Resume(manager.session))
         except ControlError as error:
             return error.message
         return ""
 
     assert "is not connected" in resume()
-    tender.connect()
-    tender.knock()
-    tender.wait_for("Revive")
+    manager.connect()
+    manager.knock()
+    manager.wait_for("Revive")
 
 
-def test_several_who_wake_it_at_once_wake_it_once(toy_host: StartHost, tended: StartTender) -> None:
+def test_several_who_wake_it_at_once_wake_it_once(
+    toy_host: StartHost, start_manager: StartManager
+) -> None:
     host = toy_host()
-    tender = tended(host)
-    state = tender.ask("work", 1)
-    wait_asleep(host, tender)
-    before = tender.orders.count("Revive")
-    tender.busy = True  # so that it does not hibernate again before all calls were made
+    manager = start_manager(host)
+    state = manager.ask("work", 1)
+    wait_asleep(host, manager)
+    before = manager.orders.count("Revive")
+    manager.busy = True  # so that it does not hibernate again before all calls were made
     resuming = [
-        threading.Thread(target=lambda: host.call(Resume(tender.session))) for _ in range(4)
+        threading.Thread(target=lambda: host.call(Resume(manager.session))) for _ in range(4)
     ]
     for thread in resuming:
         thread.start()
-    tender.knock()
+    manager.knock()
     for thread in resuming:
         thread.join()
-    assert tender.ask("read") == state
-    assert tender.orders.count("Revive") == before + 1
+    assert manager.ask("read") == state
+    assert manager.orders.count("Revive") == before + 1
 
 
 def test_stopping_the_daemon_removes_what_sleeps(
-    toy_host: StartHost, tended: StartTender, data: Path
+    toy_host: StartHost, start_manager: StartManager, data: Path
 ) -> None:
     host = toy_host()
-    tender = tended(host)
-    tender.ask("work", 1)
-    wait_asleep(host, tender)
+    manager = start_manager(host)
+    manager.ask("work", 1)
+    wait_asleep(host, manager)
     host.call(Stop())
     wait_until(lambda: images(data) == [])
 
 
 def test_leftovers_of_dead_daemons_are_removed(
-    toy_host: StartHost, tended: StartTender, data: Path
+    toy_host: StartHost, start_manager: StartManager, data: Path
 ) -> None:
     host = toy_host()
-    tender = tended(host)
-    wait_asleep(host, tender)
+    manager = start_manager(host)
+    wait_asleep(host, manager)
     host.kill(host.agent_pid(), host.keeper_pid())
-    tender.wait_disconnected()
+    manager.wait_disconnected()
     assert images(data)
     toy_host()
     wait_until(lambda: images(data) == [])
@@ -396,29 +398,29 @@ def names(host: ToyHost) -> list[str]:
 
 @pytest.mark.parametrize("listens", [False, True])
 def test_a_notebook_is_put_away_before_it_hibernates(
-    toy_host: StartHost, tended: StartTender, listens: bool
+    toy_host: StartHost, start_manager: StartManager, listens: bool
 ) -> None:
     host = toy_host()
-    tender = tended(host, listens=listens, checkpoint_every=1e6)
-    tender.ask("run")
-    wait_asleep(host, tender)
+    manager = start_manager(host, listens=listens, checkpoint_every=1e6)
+    manager.ask("run")
+    wait_asleep(host, manager)
     (made,) = names(host)
     assert "-auto-" in made
     for _ in range(2):
-        tender.ask("rest")
-        wait_asleep(host, tender)
+        manager.ask("rest")
+        wait_asleep(host, manager)
     assert names(host) == [made]  # no cell was run since
     assert host.call(Stop(checkpoint=True)) == StopReply([], [])
 
 
 @pytest.mark.parametrize("listens", [False, True])
 def test_a_kernel_that_sleeps_comes_back_for_its_checkpoint_before_the_end(
-    toy_host: StartHost, tended: StartTender, listens: bool
+    toy_host: StartHost, start_manager: StartManager, listens: bool
 ) -> None:
     host = toy_host(stop_seconds=0.0)  # it is not busy
-    tender = tended(host, listens=listens)
-    tender.ask("run")
-    wait_asleep(host, tender)
+    manager = start_manager(host, listens=listens)
+    manager.ask("run")
+    wait_asleep(host, manager)
     stopped = host.call(Stop(checkpoint=True))
     assert len(stopped.checkpoints) == 1
     assert stopped.problems == []
@@ -426,22 +428,22 @@ def test_a_kernel_that_sleeps_comes_back_for_its_checkpoint_before_the_end(
 
 
 def test_kernels_that_sleep_come_back_one_after_the_other_before_the_end(
-    toy_host: StartHost, tended: StartTender
+    toy_host: StartHost, start_manager: StartManager
 ) -> None:
     host, ordered = toy_host(stop_seconds=0.0), list[tuple[str, str]]()
 
-    def noting(tender: ToyTender, order: str) -> Callable[[], object]:
-        return lambda: ordered.append((order, tender.session))
+    def noting(manager: ToyProcessManager, order: str) -> Callable[[], object]:
+        return lambda: ordered.append((order, manager.session))
 
-    tenders = [tended(host, kernel_id=f"k{number}") for number in range(3)]
-    for tender in tenders:
-        tender.ask("run")
-    unchanged = tended(host, kernel_id="unchanged", checkpoint_every=1e6)
+    managers = [start_manager(host, kernel_id=f"k{number}") for number in range(3)]
+    for manager in managers:
+        manager.ask("run")
+    unchanged = start_manager(host, kernel_id="unchanged", checkpoint_every=1e6)
     unchanged.ask("run")
-    for tender in (*tenders, unchanged):
-        wait_asleep(host, tender)
+    for manager in (*managers, unchanged):
+        wait_asleep(host, manager)
         for order in ("Revive", "Dump"):
-            tender.before[order] = noting(tender, order)
+            manager.before[order] = noting(manager, order)
     stopped = host.call(Stop(checkpoint=True))
     assert (len(stopped.checkpoints), stopped.problems) == (3, [])
     # Each is resumed after the one before is stored; one whose checkpoint is current is not
@@ -449,16 +451,16 @@ def test_kernels_that_sleep_come_back_one_after_the_other_before_the_end(
     pairs = [ordered[at : at + 2] for at in range(0, len(ordered), 2)]
     assert [[order for order, _ in pair] for pair in pairs] == [["Revive", "Dump"]] * 3
     assert all(one[1] == other[1] for one, other in pairs)
-    assert {pair[0][1] for pair in pairs} == {tender.session for tender in tenders}
+    assert {pair[0][1] for pair in pairs} == {manager.session for manager in managers}
 
 
 def test_a_kernel_that_cannot_come_back_before_the_end_is_named(
-    toy_host: StartHost, tended: StartTender
+    toy_host: StartHost, start_manager: StartManager
 ) -> None:
     host = toy_host()
-    tender = tended(host)
-    tender.ask("run")
-    wait_asleep(host, tender)
-    tender.refuse["Revive"] = "there is no room"
+    manager = start_manager(host)
+    manager.ask("run")
+    wait_asleep(host, manager)
+    manager.refuse["Revive"] = "there is no room"
     why = "toy: It hibernated, and its kernel cannot come back: there is no room"
     assert host.call(Stop(checkpoint=True)) == StopReply([], [why])
