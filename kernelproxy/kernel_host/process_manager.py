@@ -37,7 +37,7 @@ from kernelproxy.criu import criu, images, sandbox
 from kernelproxy.kernel_host.process_handle import Body, end
 from kernelproxy.zmq_proxy import connection
 from kernelproxy.zmq_proxy.connection import Connection
-from kernelproxy.zmq_proxy.proxy import Switchboard
+from kernelproxy.zmq_proxy.proxy import ZmqProxy
 
 if TYPE_CHECKING:
     from kernelproxy.criu.sandbox import Form
@@ -109,14 +109,14 @@ class ProcessManager:
         self._sock: socket.socket | None = None
         self._obeying = self._closed = False
         self._waited_for = False  # a request needs a process, and
-        self._untold = False  # the agent was not notified of it
+        self._unreported = False  # the agent was not notified of it
         self._thread = threading.Thread(target=self._run, name="jupyter_sing tender", daemon=True)
         self._lifeline = os.pipe()  # its end of file reports our death to the sandboxes
         self._outlets: list[int | None] = [None, None]
         fork_hygiene.register(self)
         try:
             self.connection_file = self._write("first", self._private)
-            self._switchboard = Switchboard(self._official, self._knock, self._shut_down)
+            self._proxy = ZmqProxy(self._official, self._request_process, self._shut_down)
         except BaseException:
             self._free()
             raise
@@ -153,7 +153,7 @@ class ProcessManager:
             os.close(writer)
             writer = -1
             self._body = Body(process, sandbox.read_pid(reader, START_SECONDS_MAX))
-            self._switchboard.connect(self._private)
+            self._proxy.connect(self._private)
         except BaseException:
             if process is not None:
                 end(process)
@@ -185,7 +185,7 @@ class ProcessManager:
 
     def poll(self) -> int | None:
         """Return the kernel's exit status; None if it has not ended."""
-        if not self._switchboard.alive and not self._closed:
+        if not self._proxy.alive and not self._closed:
             return 1  # its ZMQ proxy has died by our bug; a restart helps
         return self.body.poll()
 
@@ -205,7 +205,7 @@ class ProcessManager:
                     self._sock.shutdown(socket.SHUT_RDWR)
         if self._body is not None:
             self._body.kill()
-        self._switchboard.close()
+        self._proxy.close()
         if self._thread.ident is not None:
             self._thread.join()
         self._drop_candidate()
@@ -229,18 +229,18 @@ class ProcessManager:
 
     # Called by the ZMQ proxy, in its thread.
 
-    def _knock(self) -> None:
+    def _request_process(self) -> None:
         """Record that a request waits for a process, and notify the agent."""
         with self._lock:
-            self._waited_for = self._untold = True
-            self._tell()
+            self._waited_for = self._unreported = True
+            self._notify_agent()
 
-    def _tell(self) -> None:
+    def _notify_agent(self) -> None:
         """Notify the agent of a waiting request; not before the reply to its current command."""
-        if self._untold and not self._obeying and self._sock is not None:
+        if self._unreported and not self._obeying and self._sock is not None:
             with contextlib.suppress(OSError):  # the next agent is notified
                 send_message(self._sock, protocol.Knock())
-                self._untold = False
+                self._unreported = False
 
     def _shut_down(self) -> None:
         """Handle that a client has ended the kernel while it had no process."""
@@ -251,12 +251,12 @@ class ProcessManager:
     def _run(self) -> None:
         try:
             while not self._closed:
-                self._tend()
+                self._serve_agent()
         except ControlError as error:
             if not self._closed:
                 self._abandoned(str(error))
 
-    def _tend(self) -> None:
+    def _serve_agent(self) -> None:
         """Connect to the agent, and carry out its commands until the connection ends.
 
         Raises
@@ -283,8 +283,8 @@ class ProcessManager:
             with self._lock:
                 if self._closed:
                     return
-                self._sock, self._untold = sock, self._waited_for
-                self._tell()
+                self._sock, self._unreported = sock, self._waited_for
+                self._notify_agent()
             try:
                 while True:
                     self._obey(sock)
@@ -314,7 +314,7 @@ class ProcessManager:
         with self._lock:
             self._obeying = False
             send_message(sock, answer)
-            self._tell()
+            self._notify_agent()
 
     def _unattended(self) -> None:
         """Let the kernel continue without the agent, which may have died at any point."""
@@ -324,7 +324,7 @@ class ProcessManager:
         self._drop_candidate()
         if not self._closed and self.body.pid:
             with contextlib.suppress(ProcessError):
-                self._switchboard.let_through()
+                self._proxy.let_through()
 
     def _abandoned(self, why: str) -> None:
         """Handle that no agent knows the session: a hibernating kernel cannot be restored."""
@@ -338,7 +338,7 @@ class ProcessManager:
     def _carry_out(self, order: Message) -> Message:
         match order:
             case protocol.HoldRequests(seconds=seconds):
-                self._switchboard.hold(seconds)
+                self._proxy.hold(seconds)
                 return protocol.Done()
             case protocol.LetThrough():
                 self._let_through()
@@ -361,7 +361,7 @@ class ProcessManager:
         body, pid, directory = self.body, self.body.pid, Path(order.directory)
         if not pid:
             raise ProcessError("the kernel has no process", "dump")
-        self._switchboard.freeze(True)
+        self._proxy.freeze(True)
         if not order.leave_running:
             body.leave()
         goes_on = True
@@ -379,13 +379,13 @@ class ProcessManager:
             if goes_on:
                 body.stay()
                 with contextlib.suppress(ProcessError):  # the process or the kernel has ended
-                    self._switchboard.freeze(False)
+                    self._proxy.freeze(False)
                     criu.wake(pid, order.wake_fd, {"restored": False, "session": self.session})
         if not goes_on:
             body.gone()
-            self._waited_for = self._untold = False
-            self._switchboard.freeze(False)
-            self._switchboard.detach()
+            self._waited_for = self._unreported = False
+            self._proxy.freeze(False)
+            self._proxy.detach()
         return seconds
 
     def _revive(self, order: protocol.Revive) -> int:
@@ -397,15 +397,15 @@ class ProcessManager:
             return self.body.pid  # restored already, for an agent that died before the reply
         try:
             if beside:
-                self._switchboard.pause()
+                self._proxy.pause()
             images.check(directory)
             before = connection.saved(directory) if beside else self._private
             return self._restore(order, before, connection.renumber(criu.listening(directory)))
         except (ProcessError, OSError) as error:
             if beside:
-                self._switchboard.let_through()
+                self._proxy.let_through()
             else:
-                self._switchboard.listen()
+                self._proxy.listen()
             if isinstance(error, OSError):
                 raise ProcessError(f"the process cannot be restored: {error}", "restore") from error
             raise
@@ -426,16 +426,16 @@ class ProcessManager:
         )  # fmt: skip
         try:
             criu.wake(running.pid, images.Info.read(directory).wake_fd, line)
-            self._switchboard.prepare(after, READY_SECONDS_MAX, beside)
+            self._proxy.prepare(after, READY_SECONDS_MAX, beside)
             if not beside:
-                self._switchboard.adopt()
+                self._proxy.adopt()
         except BaseException:
             end(running.process)
             raise
         if beside:
             self._candidate = _Candidate(running, after, order.session)
         else:
-            self._waited_for, self._untold, self._private = False, False, after
+            self._waited_for, self._unreported, self._private = False, False, after
             if not self.body.become(running.process, running.pid):
                 raise ProcessError("the kernel has ended", "restore")
         return running.pid
@@ -443,13 +443,13 @@ class ProcessManager:
     def _let_through(self) -> None:
         """Let requests through to the current process; discard a candidate."""
         self._drop_candidate()
-        self._switchboard.let_through()
+        self._proxy.let_through()
 
     def _replace(self) -> None:
         """Replace the kernel's process by the candidate."""
         candidate = self._revived_beside()
         try:
-            self._switchboard.replace(FINISH_SECONDS_MAX)
+            self._proxy.replace(FINISH_SECONDS_MAX)
         except ProcessError:
             self._let_through()
             raise
@@ -467,7 +467,7 @@ class ProcessManager:
         candidate, self._candidate = self._candidate, None
         if candidate is not None:
             with contextlib.suppress(ProcessError):
-                self._switchboard.discard()
+                self._proxy.discard()
             end(candidate.running.process)
 
     def _write(self, name: str, where: Connection) -> str:

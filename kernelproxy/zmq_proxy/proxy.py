@@ -6,9 +6,9 @@ replies and output pass. Before a process gets requests, its output must have ar
 output is lost, of whichever process.
 
 While the kernel has no process at all (*detached*), the proxy answers heartbeats, and requests that
-need no process. The first request that needs one makes it *knock*. Messages that programs send
-periodically (heartbeats, requests for the memory usage) do not: otherwise the kernel would never
-hibernate.
+need no process. At the first request that needs one it *asks for a process*. Messages that programs
+send periodically (heartbeats, requests for the memory usage) do not: otherwise the kernel would
+never hibernate.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kernelproxy.zmq_proxy.router import Awaited, Exchange, Handler, drain
 Order = Callable[[], Awaited | None]
 
 
-class Switchboard:
+class ZmqProxy:
     """Proxy that listens from its construction until `close`. Thread-safe.
 
     Parameters
     ----------
     connection : Connection
         Addresses at which clients expect the kernel.
-    on_knock : callable
+    on_request : callable
         Called in the proxy's thread, once per `detach`, when a request needs a process.
     on_shutdown : callable
         Called in that thread when a client ends a kernel that has no process.
@@ -52,10 +52,10 @@ class Switchboard:
     def __init__(
         self,
         connection: Connection,
-        on_knock: Callable[[], object],
+        on_request: Callable[[], object],
         on_shutdown: Callable[[], object],
     ) -> None:
-        self._exchange = Exchange(connection, on_knock, on_shutdown)
+        self._exchange = Exchange(connection, on_request, on_shutdown)
         self._ports = list(connection.ports.values())
         self._pid = os.getpid()
         self._orders: deque[tuple[Order, Future[None]]] = deque()
@@ -107,11 +107,11 @@ class Switchboard:
         self._call(lambda: self._exchange.freeze(frozen))
 
     def detach(self) -> None:
-        """Record that there is no process. Requests are held, and the first one knocks."""
+        """Record that there is no process. The first of the requests held asks for one."""
         self._call(self._exchange.detach)
 
     def listen(self) -> None:
-        """Record that a restore has failed: there is no process; the next request knocks again."""
+        """Record that a restore has failed: the next request asks for a process again."""
         self._call(self._exchange.listen)
 
     def prepare(self, connection: Connection, seconds: float, beside: bool) -> None:

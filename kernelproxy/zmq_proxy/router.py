@@ -44,14 +44,14 @@ class Awaited:
 class Exchange:
     """Forwards messages between clients and the process of a kernel.
 
-    The commands are those of `Switchboard`; lengthy ones return what they wait for.
+    The commands are those of `ZmqProxy`; lengthy ones return what they wait for.
 
     Parameters
     ----------
     connection : Connection
         Addresses at which clients expect the kernel.
-    on_knock, on_shutdown : callable
-        See `Switchboard`.
+    on_request, on_shutdown : callable
+        See `ZmqProxy`.
 
     Raises
     ------
@@ -62,11 +62,11 @@ class Exchange:
     def __init__(
         self,
         connection: Connection,
-        on_knock: Callable[[], object],
+        on_request: Callable[[], object],
         on_shutdown: Callable[[], object],
     ) -> None:
         self._signer = Signer(connection)
-        self._on_knock, self._on_shutdown = on_knock, on_shutdown
+        self._on_request, self._on_shutdown = on_request, on_shutdown
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._front = Front(self._context, connection)
@@ -78,7 +78,7 @@ class Exchange:
         self._back: Back | None = None
         self._candidate: Back | None = None
         self._beside = False  # whether the candidate is to replace `_back`
-        self._held = self._frozen = self._detached = self._knocked = self._replacing = False
+        self._held = self._frozen = self._detached = self._requested = self._replacing = False
         self._unanswered = Unanswered()
         self._waiting: deque[PendingRequest] = deque()  # received while detached
         self._last: PendingRequest | None = (
@@ -102,7 +102,7 @@ class Exchange:
     def key(self) -> object:
         """Return a value that changes whenever the result of `handlers` does."""
         established = self._back is not None and self._back.established
-        state = (self._held, self._detached, self._knocked, established)
+        state = (self._held, self._detached, self._requested, established)
         return self._back, self._candidate, state
 
     def handlers(self) -> dict[zmq.Socket[bytes], Handler]:
@@ -116,9 +116,9 @@ class Exchange:
         if self._back is not None:
             handlers[front["stdin"]] = self._input
         if self._detached:
-            handlers[front["control"]] = lambda frames: self._knocking("control", frames)
-            if not self._knocked:
-                handlers[front["shell"]] = lambda frames: self._knocking("shell", frames)
+            handlers[front["control"]] = lambda frames: self._on_detached("control", frames)
+            if not self._requested:
+                handlers[front["shell"]] = lambda frames: self._on_detached("shell", frames)
         elif self._back is not None and self._back.established and not self._held:
             handlers[front["control"]] = lambda frames: self._request("control", frames)
             handlers[front["shell"]] = lambda frames: self._request("shell", frames)
@@ -177,7 +177,7 @@ class Exchange:
             message = self._signer.make("iopub_welcome", about)[1]
             self._front.send("iopub", [topic, *message] if topic else message)
 
-    def _knocking(self, channel: str, frames: Frames) -> None:
+    def _on_detached(self, channel: str, frames: Frames) -> None:
         """Handle a request while there is no process."""
         request = self._signer.request(frames)
         match request.type if request else "":
@@ -193,9 +193,9 @@ class Exchange:
             case _:
                 assert request is not None
                 self._waiting.append(PendingRequest(channel, frames, request))
-                if not self._knocked:
-                    self._knocked = True
-                    self._on_knock()
+                if not self._requested:
+                    self._requested = True
+                    self._on_request()
 
     def _answer(self, channel: str, kind: str, request: Frames) -> None:
         """Reply in place of a kernel."""
@@ -235,7 +235,7 @@ class Exchange:
     # Commands.
 
     def connect(self, connection: Connection) -> None:
-        """See `Switchboard`, for all commands."""
+        """See `ZmqProxy`, for all commands."""
         self._back = Back(self._context, connection, self._signer)
         self._back.prove(*_ASKING)
 
@@ -276,10 +276,10 @@ class Exchange:
             self._back.close()
             self._back = None
         self._unanswered.take()
-        self._detached, self._knocked = True, False
+        self._detached, self._requested = True, False
 
     def listen(self) -> None:
-        self._knocked = False
+        self._requested = False
 
     def prepare(self, connection: Connection, deadline: float, beside: bool) -> Awaited:
         self.discard()

@@ -129,7 +129,7 @@ class AutoCheckpoint:
         """True if the notebook has something to lose, and its kernel can be asked for it."""
         return self._could_lose and self._kernel.reachable
 
-    def tend(self) -> None:
+    def checkpoint_if_due(self) -> None:
         """Make a checkpoint if one is due, else schedule the next check."""
         self._stop_timer()
         if self._task is not None or self._away or not self._needed:
@@ -139,7 +139,9 @@ class AutoCheckpoint:
         if left <= 0:
             self._begin()
         elif left != float("inf"):
-            self._timer = asyncio.get_running_loop().call_later(max(left, 0.001), self.tend)
+            self._timer = asyncio.get_running_loop().call_later(
+                max(left, 0.001), self.checkpoint_if_due
+            )
 
     def before_rest(self) -> bool:
         """Start a checkpoint of a session that is about to be suspended: later it would have to be
@@ -162,7 +164,7 @@ class AutoCheckpoint:
         self._tried, self._tried_at = self._kernel.cells_ended, time.monotonic()
         self.problem = ""
         self._core.persist()
-        self.tend()
+        self.checkpoint_if_due()
 
     def goes_on_from(self, before: AutoCheckpoint) -> None:
         """Take over the rule of a kernel that a process replaces, with all its cells saved."""
@@ -180,7 +182,7 @@ class AutoCheckpoint:
             self._saved = self._tried = cells
             self._tried_at, self.problem = time.monotonic(), ""
             self._core.persist()
-            self.tend()
+            self.checkpoint_if_due()
             if not by_itself:
                 self._history.note_use()
 
@@ -223,7 +225,7 @@ class AutoCheckpoint:
                 error,
                 exc_info=unexpected,
             )
-        self.tend()
+        self.checkpoint_if_due()
         self._core.request_reconcile()  # a hibernation may have waited for this
 
     async def before_end(self, seconds: float, turn: asyncio.Lock) -> tuple[str, str]:

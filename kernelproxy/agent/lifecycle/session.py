@@ -263,7 +263,7 @@ class Session:
         await self.lease.rest()
         if self.hibernation.seconds_left() <= 0 and not self.automatic.before_hibernation():
             self.hibernation.begin()
-        self.automatic.tend()
+        self.automatic.checkpoint_if_due()
         idle.set_timer()
         self.hibernation.set_timer()
         self.snapshots.set_timer(idle.idle_for())
@@ -306,7 +306,7 @@ class Session:
 
     def cells_ended(self) -> None:
         """See `KernelListener`."""
-        self.automatic.tend()
+        self.automatic.checkpoint_if_due()
 
     def cell_asked(self) -> None:
         """End a hold (see Note [Holding]), and a pause between two attempts to resume, because the

@@ -103,7 +103,7 @@ class Hibernation:
         self._not_before = 0.0
         self._cells = 0  # that had ended when hibernation was decided
         self._going = False  # hibernation is under way
-        self._knocked = False
+        self._requested = False
         self._ordering = False  # this object waits for a command about the process
         #: Why its process cannot be saved, if only a lack of disk space prevents it; or empty.
         self.problem = NOT_SHARED if core.shared and idle.hibernate_after > 0 else ""
@@ -165,7 +165,7 @@ class Hibernation:
         """Start to hibernate, if it is time for that."""
         if self.seconds_left() <= 0:
             self._going = True
-            self._knocked = False
+            self._requested = False
             self._cells = self._kernel.cells_ended
             self._spawn(self._hibernate())
 
@@ -213,7 +213,7 @@ class Hibernation:
                 if self.stage is None:
                     self._spawn(self._let_through())
                     return getattr(error, "reason", "") != "busy"
-            if self.stage is HibernationStage.ASLEEP and not self._knocked:
+            if self.stage is HibernationStage.ASLEEP and not self._requested:
                 await self._spill()
                 core.reason = REASON
                 core.happened("swapped_out", REASON)
@@ -244,7 +244,7 @@ class Hibernation:
     async def _sleep(self, manager: ProcessManagerConnection, need: int, room: int) -> None:
         """Save its process and end it; `need` and `room` on disk in bytes."""
         core, kernel = self._core, self._kernel
-        if self._knocked or not await self._suspender.suspend_if_idle("Hibernates"):
+        if self._requested or not await self._suspender.suspend_if_idle("Hibernates"):
             raise ControlError("It has begun to work.", "busy")
 
         def check() -> None:
@@ -294,8 +294,8 @@ class Hibernation:
         core.reason = REASON
         core.persist()
         log.info("Session %s hibernates", core.id)
-        if self._knocked:
-            self._spawn(self._knock_again())
+        if self._requested:
+            self._spawn(self._try_wake())
 
     async def _spill(self) -> bool:
         """Spill the device's state, unless it is wanted; return True if that failed."""
@@ -311,16 +311,16 @@ class Hibernation:
 
     # ---------------------------------------------------------------- waking up
 
-    def knock(self) -> None:
+    def request_process(self) -> None:
         """Let a request through that waits for the kernel, or wake the kernel for it."""
-        self._knocked = True
+        self._requested = True
         if self.stage is None:
             if not self._going:
                 self._spawn(self._let_through())
         elif self.stage is HibernationStage.ASLEEP:
-            self._spawn(self._knock_again())
+            self._spawn(self._try_wake())
 
-    async def _knock_again(self) -> None:
+    async def _try_wake(self) -> None:
         try:
             await self.wake()
         except SingError as error:
@@ -336,7 +336,7 @@ class Hibernation:
         """
         if self.stage is None:
             return
-        self._knocked = True  # the holder of the lock stops at the next safe point
+        self._requested = True  # the holder of the lock stops at the next safe point
         async with self._core.exclusive():
             self._core.check_usable()
             if self.stage is HibernationStage.ASLEEP:
@@ -380,7 +380,7 @@ class Hibernation:
         core, directory = self._core, self.directory
         self._watch_manager(None)
         self.stage = self.directory = None
-        self._knocked = False
+        self._requested = False
         self._kernel.may_end = False
         self._idle.note_use()
         if core.reason == REASON:
@@ -395,7 +395,7 @@ class Hibernation:
         if manager is not None:
             try:
                 await manager.order(LetThrough(), Done, ORDER_SECONDS)
-            except ControlError as error:  # it knocks again when it has reconnected
+            except ControlError as error:  # it asks again when it has reconnected
                 log.warning("Session %s: %s", self._core.id, error)
 
     # ---------------------------------------------------------------- events meanwhile
@@ -434,9 +434,9 @@ class Hibernation:
             else:
                 self.stage = HibernationStage.ASLEEP
                 core.persist()
-                self._spawn(self._knock_again())
-        elif self.stage is HibernationStage.ASLEEP and self._knocked:
-            self._spawn(self._knock_again())
+                self._spawn(self._try_wake())
+        elif self.stage is HibernationStage.ASLEEP and self._requested:
+            self._spawn(self._try_wake())
 
     def _manager_ended(self) -> None:
         if self.asleep:

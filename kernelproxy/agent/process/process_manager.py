@@ -32,7 +32,7 @@ class ManagerListener(Protocol):
     def manager_connected(self, manager: ProcessManagerConnection) -> None:
         """It has connected; no command to an earlier one is under way."""
 
-    def knock(self) -> None:
+    def request_process(self) -> None:
         """A request waits for the kernel."""
 
 
@@ -94,7 +94,7 @@ class ProcessManagerConnection:
             while True:
                 message = expect(await self._channel.receive())
                 if isinstance(message, Knock):
-                    self.slot.listener.knock()
+                    self.slot.listener.request_process()
                 elif self._awaited is not None and not self._awaited.done():
                     self._awaited.set_result(message)
                 else:

@@ -79,7 +79,7 @@ class SnapshotScheduler:
         state, self._again = self._state, 0.0
         full = int(FULL * state.memory.log_bytes)
         if not state.saved:
-            await self._tend(rested, full, save)
+            await self._snapshot_if_due(rested, full, save)
         # A client rings whenever its log is longer than the budget in the page, and when it is
         # full. A client that begins to work again must ring at once. One whose log is too long
         # already must not ring at every record.
@@ -91,7 +91,7 @@ class SnapshotScheduler:
             budget = full if state.log_bytes <= full else state.memory.log_bytes
         state.memory.agent.log_budget = budget
 
-    async def _tend(
+    async def _snapshot_if_due(
         self, rested: float, full: int, save: Callable[[bool], Awaitable[None]]
     ) -> None:
         state, now = self._state, time.monotonic()

@@ -30,8 +30,8 @@ class StartKernel(Message, kind="StartKernel"):
     session : str
         Id of its session, or "".
     tended : dict or None
-        The arguments of `kernelproxy.kernel_host.process_manager.ProcessManager`, if the kernel's process
-        must be one that can be saved.
+        The arguments of `kernelproxy.kernel_host.process_manager.ProcessManager`, if the kernel's
+        process must be one that can be saved.
     """
 
     kernel_id: str

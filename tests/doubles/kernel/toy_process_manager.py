@@ -153,17 +153,17 @@ class ToyProcessManager:
             if kernel is not None:
                 kernel.kill()
 
-    def knock(self) -> None:
+    def request_process(self) -> None:
         send_message(self.sock, Knock())
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Ask the kernel as soon as requests pass; send a knock if the kernel is hibernated."""
+        """Ask the kernel as soon as requests pass; ask the agent for a process if it hibernates."""
         deadline = time.monotonic() + WAIT_SECONDS
         while not self._turn.acquire(timeout=0.05):
             assert time.monotonic() < deadline, "it does not come back"
             if not self.kernel.lives():
                 with contextlib.suppress(OSError):
-                    self.knock()
+                    self.request_process()
         try:
             return self.kernel.ask(name, *arguments)
         finally:

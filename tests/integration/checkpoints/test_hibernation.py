@@ -142,7 +142,7 @@ def test_a_kernel_without_a_device_hibernates_too(
     host = toy_host()
     manager = start_manager(host, listens=True)
     wait_asleep(host, manager)
-    manager.knock()
+    manager.request_process()
     manager.wait_for("Revive")
     manager.wait_for("LetThrough", 2)
     wait_asleep(host, manager)
@@ -214,7 +214,7 @@ def test_a_connection_that_breaks_on_the_way_back_loses_nothing(
     state = manager.ask("work", 1)
     wait_asleep(host, manager)
     getattr(manager, moment)["Revive"] = manager.disconnect
-    manager.knock()
+    manager.request_process()
     manager.wait_disconnected()
     manager.connect()
     assert manager.ask("read") == state
@@ -233,7 +233,7 @@ def test_an_agent_that_dies_on_the_way_loses_nothing(
         wait_asleep(host, manager)
     getattr(manager, moment)[order] = host.kill_agent
     if order == "Revive":
-        manager.knock()
+        manager.request_process()
     manager.busy = False
     manager.wait_disconnected()
     manager.connect()
@@ -291,7 +291,7 @@ def test_images_that_cannot_be_revived_end_the_session_with_a_reason(
     wait_asleep(host, manager)
     before = manager.orders.count("Revive")  # it may have hibernated before it was asked to work
     manager.refuse["Revive"] = "a library has changed"
-    manager.knock()
+    manager.request_process()
     manager.wait_disconnected()
     assert manager.orders.count("Revive") == before + 2
     found = sessions(host)[manager.session]
@@ -343,7 +343,7 @@ def test_a_request_without_a_process_manager_gets_the_reason(
 
     assert "is not connected" in resume()
     manager.connect()
-    manager.knock()
+    manager.request_process()
     manager.wait_for("Revive")
 
 
@@ -361,7 +361,7 @@ def test_several_who_wake_it_at_once_wake_it_once(
     ]
     for thread in resuming:
         thread.start()
-    manager.knock()
+    manager.request_process()
     for thread in resuming:
         thread.join()
     assert manager.ask("read") == state

@@ -456,9 +456,7 @@ def test_a_kernel_in_a_sandbox_has_ports_of_its_own(
     assert [type(r) for r in fake_daemon.requests].count(Tend) == 1
 
 
-def test_encrypted_kernels_are_not_put_behind_a_switchboard(
-    fake_daemon: FakeDaemon, make: Make
-) -> None:
+def test_encrypted_kernels_are_not_put_behind_a_proxy(fake_daemon: FakeDaemon, make: Make) -> None:
     fake_daemon.form = (FORM, "")
     one = make()
     one.kernel_spec.metadata["supported_encryption"] = "curve"

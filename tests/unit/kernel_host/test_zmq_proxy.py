@@ -13,7 +13,7 @@ import pytest
 
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.zmq_proxy.connection import CHANNELS, Connection, private
-from kernelproxy.zmq_proxy.proxy import Switchboard
+from kernelproxy.zmq_proxy.proxy import ZmqProxy
 from tests.doubles.kernel.kernel import SECONDS_MAX, Client, FakeKernel
 
 KEY = b"0123456789abcdef"
@@ -21,9 +21,9 @@ KEY = b"0123456789abcdef"
 FORKING = """
 import os, socket, sys
 from kernelproxy.zmq_proxy.connection import Connection, private
-from kernelproxy.zmq_proxy.proxy import Switchboard
+from kernelproxy.zmq_proxy.proxy import ZmqProxy
 connection = private(Connection("", {}, b"key"))
-switchboard = Switchboard(connection, print, print)
+proxy = ZmqProxy(connection, print, print)
 client = socket.create_connection((connection.ip, connection.ports["shell"]))
 client.recv(10)  # it was accepted
 wait, end = os.pipe()
@@ -36,24 +36,26 @@ if not child:
     os.read(wait, 1)
     os._exit(0)
 os.read(forked, 1)
-switchboard.close()
+proxy.close()
 while client.recv(1000):
     pass
-Switchboard(connection, print, print).close()
+ZmqProxy(connection, print, print).close()
 os.close(end)
 sys.exit(os.waitpid(child, 0)[1])
 """
 
 
-class Board:
+class Wiring:
     """A ZMQ proxy, its kernels and its clients."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self.knocks, self.shutdowns = threading.Semaphore(0), threading.Semaphore(0)
+        self.process_requests, self.shutdowns = threading.Semaphore(0), threading.Semaphore(0)
         self.connection = private(Connection("", {}, KEY))
-        self.switchboard = Switchboard(self.connection, self.knocks.release, self.shutdowns.release)
-        stack.callback(self.switchboard.close)
+        self.proxy = ZmqProxy(
+            self.connection, self.process_requests.release, self.shutdowns.release
+        )
+        stack.callback(self.proxy.close)
 
     def client(self, key: bytes = KEY) -> Client:
         client = Client(self.connection, key)
@@ -76,24 +78,24 @@ class Board:
 
     def connected(self, name: str = "") -> FakeKernel:
         kernel, where = self.kernel(name)
-        self.switchboard.connect(where)
+        self.proxy.connect(where)
         return kernel
 
     def hibernate(self, kernel: FakeKernel) -> None:
-        self.switchboard.hold(SECONDS_MAX)
+        self.proxy.hold(SECONDS_MAX)
         kernel.close()
-        self.switchboard.detach()
+        self.proxy.detach()
 
     def return_as(self, where: Connection) -> None:
-        self.switchboard.prepare(where, SECONDS_MAX, beside=False)
-        self.switchboard.adopt()
-        self.switchboard.let_through()
+        self.proxy.prepare(where, SECONDS_MAX, beside=False)
+        self.proxy.adopt()
+        self.proxy.let_through()
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
+def wiring() -> Iterator[Wiring]:
     with ExitStack() as stack:
-        yield Board(stack)
+        yield Wiring(stack)
 
 
 def codes(client: Client, count: int) -> list[tuple[str, str]]:
@@ -102,8 +104,8 @@ def codes(client: Client, count: int) -> list[tuple[str, str]]:
     return [(each["parent_header"]["msg_id"], each["content"]["by"]) for each in replies]
 
 
-def test_everything_is_passed_on_in_order(board: Board) -> None:
-    kernel, client = board.connected(), board.subscribed()
+def test_everything_is_passed_on_in_order(wiring: Wiring) -> None:
+    kernel, client = wiring.connected(), wiring.subscribed()
     asked = [client.run(f"cell {number}") for number in range(500)]
     assert codes(client, 500) == [(each, "") for each in asked]
     assert client.output(until=asked[-1]) == [f"cell {number}" for number in range(500)]
@@ -111,35 +113,35 @@ def test_everything_is_passed_on_in_order(board: Board) -> None:
     assert client.beats()
 
 
-def test_requests_before_the_kernel_starts_wait_for_it(board: Board) -> None:
-    client = board.subscribed()
+def test_requests_before_the_kernel_starts_wait_for_it(wiring: Wiring) -> None:
+    client = wiring.subscribed()
     asked = client.run("early")
-    kernel, where = board.kernel()
-    board.switchboard.connect(where)
+    kernel, where = wiring.kernel()
+    wiring.proxy.connect(where)
     assert codes(client, 1) == [(asked, "")]
     assert client.output(until=asked) == ["early"]
     assert kernel.asked == ["early"]
 
 
-def test_a_kernel_is_asked_nothing_until_its_output_arrives(board: Board) -> None:
-    client = board.subscribed()
+def test_a_kernel_is_asked_nothing_until_its_output_arrives(wiring: Wiring) -> None:
+    client = wiring.subscribed()
     asked = client.run("first")
-    kernel, where = board.kernel(mute=3)
-    board.switchboard.connect(where)
+    kernel, where = wiring.kernel(mute=3)
+    wiring.proxy.connect(where)
     assert client.output(until=asked) == ["first"]
     assert kernel.asked == ["first"]
 
 
-def test_large_messages_and_their_buffers_pass(board: Board) -> None:
-    board.connected()
-    client, buffers = board.client(), (b"\x00\xff" * (4 << 20), b"", b"<IDS|MSG>")
+def test_large_messages_and_their_buffers_pass(wiring: Wiring) -> None:
+    wiring.connected()
+    client, buffers = wiring.client(), (b"\x00\xff" * (4 << 20), b"", b"<IDS|MSG>")
     client.ask("execute_request", buffers=buffers, code="x" * (4 << 20))
     assert tuple(map(bytes, client.hear()["buffers"])) == buffers
 
 
-def test_each_client_types_what_it_is_asked_for(board: Board) -> None:
-    board.connected()
-    first, second = board.subscribed(), board.client()
+def test_each_client_types_what_it_is_asked_for(wiring: Wiring) -> None:
+    wiring.connected()
+    first, second = wiring.subscribed(), wiring.client()
     for client, value in ((second, "two"), (first, "one")):
         asked = client.run("input")
         assert client.hear("stdin")["msg_type"] == "input_request"
@@ -149,31 +151,31 @@ def test_each_client_types_what_it_is_asked_for(board: Board) -> None:
     assert not second.hears("stdin")
 
 
-def test_held_requests_wait_and_replies_pass(board: Board) -> None:
-    kernel, client = board.connected(), board.subscribed()
+def test_held_requests_wait_and_replies_pass(wiring: Wiring) -> None:
+    kernel, client = wiring.connected(), wiring.subscribed()
     before = client.run("stop")
     assert kernel.stopped.wait(SECONDS_MAX)
-    board.switchboard.pause()
+    wiring.proxy.pause()
     held = [client.run("later"), client.ask("usage_request", "control")]
     assert client.beats()
     kernel.go.set()
     assert client.output(until=before) == ["stop"]
     assert codes(client, 1) == [(before, "")]
-    board.switchboard.hold(SECONDS_MAX)
+    wiring.proxy.hold(SECONDS_MAX)
     assert kernel.asked == ["stop"]
-    board.switchboard.let_through()
+    wiring.proxy.let_through()
     assert codes(client, 1) == [(held[0], "")]
     assert client.hear("control")["parent_header"]["msg_id"] == held[1]
 
 
-def test_holding_waits_for_all_that_was_asked(board: Board) -> None:
-    kernel, client = board.connected(), board.client()
+def test_holding_waits_for_all_that_was_asked(wiring: Wiring) -> None:
+    kernel, client = wiring.connected(), wiring.client()
     client.ask("comm_msg")
     client.ask("unknown_request")
     client.run("stop")
     assert kernel.stopped.wait(SECONDS_MAX)
     with ThreadPoolExecutor() as pool:
-        holding = pool.submit(board.switchboard.hold, SECONDS_MAX)
+        holding = pool.submit(wiring.proxy.hold, SECONDS_MAX)
         kernel.speak.clear()
         kernel.go.set()
         client.hear()  # the reply; its output has not arrived
@@ -183,36 +185,36 @@ def test_holding_waits_for_all_that_was_asked(board: Board) -> None:
     assert kernel.asked == ["comm_msg", "unknown_request", "stop"]
 
 
-def test_a_kernel_that_is_busy_is_not_held(board: Board) -> None:
-    kernel, client = board.connected(), board.client()
+def test_a_kernel_that_is_busy_is_not_held(wiring: Wiring) -> None:
+    kernel, client = wiring.connected(), wiring.client()
     first = client.run("stop")
     assert kernel.stopped.wait(SECONDS_MAX)
     with pytest.raises(ProcessError, match="busy"):
-        board.switchboard.hold(0.01)
+        wiring.proxy.hold(0.01)
     second = client.run("next")
     kernel.go.set()
     assert codes(client, 2) == [(first, ""), (second, "")]
 
 
-def test_requests_that_kernels_ignore_are_not_waited_for(board: Board) -> None:
-    kernel, client = board.connected(), board.client()
-    board.client(key=b"another").run("forged")
+def test_requests_that_kernels_ignore_are_not_waited_for(wiring: Wiring) -> None:
+    kernel, client = wiring.connected(), wiring.client()
+    wiring.client(key=b"another").run("forged")
     client.run("honest")
     client.hear()
-    board.switchboard.hold(SECONDS_MAX)
+    wiring.proxy.hold(SECONDS_MAX)
     assert kernel.asked == ["honest"]
 
 
-def test_another_process_answers_what_the_first_has_not(board: Board) -> None:
-    old, client = board.connected("old: "), board.subscribed()
+def test_another_process_answers_what_the_first_has_not(wiring: Wiring) -> None:
+    old, client = wiring.connected("old: "), wiring.subscribed()
     asked = [client.run("last"), *(client.run(f"cell {number}") for number in range(50))]
     client.begun(asked[0])
-    board.switchboard.pause()
+    wiring.proxy.pause()
     late = client.run("late")
-    new, where = board.kernel("new: ")
-    board.switchboard.prepare(where, SECONDS_MAX, beside=True)
+    new, where = wiring.kernel("new: ")
+    wiring.proxy.prepare(where, SECONDS_MAX, beside=True)
     with ThreadPoolExecutor() as pool:
-        replacing = pool.submit(board.switchboard.replace, SECONDS_MAX)
+        replacing = pool.submit(wiring.proxy.replace, SECONDS_MAX)
         old.go.set()
         replacing.result()
     by = dict.fromkeys([*asked, late], "new: ") | {asked[0]: "old: "}
@@ -222,31 +224,31 @@ def test_another_process_answers_what_the_first_has_not(board: Board) -> None:
     assert new.asked == cells
 
 
-def test_answered_requests_are_not_repeated(board: Board) -> None:
-    board.connected("old: ")
-    client = board.subscribed()
+def test_answered_requests_are_not_repeated(wiring: Wiring) -> None:
+    wiring.connected("old: ")
+    client = wiring.subscribed()
     asked = [client.run("one"), client.run("two")]
     client.output(until=asked[1])
-    board.switchboard.pause()
-    new, where = board.kernel("new: ")
-    board.switchboard.prepare(where, SECONDS_MAX, beside=True)
-    board.switchboard.replace(SECONDS_MAX)
+    wiring.proxy.pause()
+    new, where = wiring.kernel("new: ")
+    wiring.proxy.prepare(where, SECONDS_MAX, beside=True)
+    wiring.proxy.replace(SECONDS_MAX)
     asked.append(client.run("three"))
     assert codes(client, 3) == list(zip(asked, ("old: ", "old: ", "new: "), strict=True))
     assert new.asked == ["three"]
 
 
-def test_a_kernel_that_does_not_finish_is_not_replaced(board: Board) -> None:
-    old, client = board.connected("old: "), board.subscribed()
+def test_a_kernel_that_does_not_finish_is_not_replaced(wiring: Wiring) -> None:
+    old, client = wiring.connected("old: "), wiring.subscribed()
     first = client.run("stop")
     client.begun(first)
-    board.switchboard.pause()
-    new, where = board.kernel("new: ")
-    board.switchboard.prepare(where, SECONDS_MAX, beside=True)
+    wiring.proxy.pause()
+    new, where = wiring.kernel("new: ")
+    wiring.proxy.prepare(where, SECONDS_MAX, beside=True)
     with pytest.raises(ProcessError, match="does not end"):
-        board.switchboard.replace(0.01)
-    board.switchboard.discard()
-    board.switchboard.let_through()
+        wiring.proxy.replace(0.01)
+    wiring.proxy.discard()
+    wiring.proxy.let_through()
     second = client.run("next")
     old.go.set()
     assert codes(client, 2) == [(first, "old: "), (second, "old: ")]
@@ -254,142 +256,142 @@ def test_a_kernel_that_does_not_finish_is_not_replaced(board: Board) -> None:
     assert new.asked == []
 
 
-def test_nothing_that_a_process_beside_says_is_shown(board: Board) -> None:
-    board.connected("old: ")
-    client = board.subscribed()
-    board.switchboard.pause()
-    _, where = board.kernel("new: ")
-    board.switchboard.prepare(where, SECONDS_MAX, beside=True)
+def test_nothing_that_a_process_beside_says_is_shown(wiring: Wiring) -> None:
+    wiring.connected("old: ")
+    client = wiring.subscribed()
+    wiring.proxy.pause()
+    _, where = wiring.kernel("new: ")
+    wiring.proxy.prepare(where, SECONDS_MAX, beside=True)
     stranger = Client(where)  # triggers output of it
     stranger.run("aside")
     stranger.hear()
     stranger.close()
-    board.switchboard.discard()
-    board.switchboard.let_through()
+    wiring.proxy.discard()
+    wiring.proxy.let_through()
     assert client.output(until=client.run("cell")) == ["old: cell"]
 
 
-def test_an_unresponsive_process_does_not_become_the_kernel(board: Board) -> None:
-    old, client = board.connected("old: "), board.client()
-    board.switchboard.pause()
-    _, where = board.kernel("new: ", deaf=10**6)
+def test_an_unresponsive_process_does_not_become_the_kernel(wiring: Wiring) -> None:
+    old, client = wiring.connected("old: "), wiring.client()
+    wiring.proxy.pause()
+    _, where = wiring.kernel("new: ", deaf=10**6)
     with pytest.raises(ProcessError, match="does not answer"):
-        board.switchboard.prepare(where, 0.01, beside=True)
+        wiring.proxy.prepare(where, 0.01, beside=True)
     with pytest.raises(ProcessError, match="no process to take"):
-        board.switchboard.replace(SECONDS_MAX)
-    board.switchboard.let_through()
+        wiring.proxy.replace(SECONDS_MAX)
+    wiring.proxy.let_through()
     asked = client.run("cell")
     assert codes(client, 1) == [(asked, "old: ")]
     assert old.asked == ["cell"]
 
 
-def test_a_process_that_lacked_the_key_is_asked_again(board: Board) -> None:
-    board.hibernate(board.connected())
-    _, where = board.kernel("new: ", deaf=2)
-    board.return_as(where)
-    client = board.client()
+def test_a_process_that_lacked_the_key_is_asked_again(wiring: Wiring) -> None:
+    wiring.hibernate(wiring.connected())
+    _, where = wiring.kernel("new: ", deaf=2)
+    wiring.return_as(where)
+    client = wiring.client()
     asked = client.run("cell")
     assert codes(client, 1) == [(asked, "new: ")]
 
 
-def test_a_hibernating_kernel_answers_heartbeats_and_welcomes_clients(board: Board) -> None:
-    board.hibernate(board.connected())
-    assert board.subscribed().beats()
-    assert not board.knocks.acquire(blocking=False)
+def test_a_hibernating_kernel_answers_heartbeats_and_welcomes_clients(wiring: Wiring) -> None:
+    wiring.hibernate(wiring.connected())
+    assert wiring.subscribed().beats()
+    assert not wiring.process_requests.acquire(blocking=False)
 
 
-def test_the_first_request_knocks_and_all_are_answered_in_order(board: Board) -> None:
-    old, first, second = board.connected(), board.subscribed(), board.client()
-    board.hibernate(old)
+def test_the_first_request_asks_for_a_process_and_all_are_answered_in_order(wiring: Wiring) -> None:
+    old, first, second = wiring.connected(), wiring.subscribed(), wiring.client()
+    wiring.hibernate(old)
     asked = [first.run(f"cell {number}") for number in range(50)]
-    assert board.knocks.acquire(timeout=SECONDS_MAX)
+    assert wiring.process_requests.acquire(timeout=SECONDS_MAX)
     other = second.run("other")
-    new, where = board.kernel("new: ")
-    board.return_as(where)
+    new, where = wiring.kernel("new: ")
+    wiring.return_as(where)
     assert codes(first, 50) == [(each, "new: ") for each in asked]
     assert codes(second, 1) == [(other, "new: ")]
     printed = first.output(until=asked[-1])
     cells = [f"new: cell {number}" for number in range(50)]
     assert [text for text in printed if text != "new: other"] == cells
     assert sorted(new.asked) == sorted([*(f"cell {n}" for n in range(50)), "other"])
-    assert not board.knocks.acquire(blocking=False)
+    assert not wiring.process_requests.acquire(blocking=False)
 
 
-def test_automatic_requests_of_front_ends_do_not_wake_the_kernel(board: Board) -> None:
-    old, client = board.connected(), board.client()
-    board.hibernate(old)
+def test_automatic_requests_of_front_ends_do_not_wake_the_kernel(wiring: Wiring) -> None:
+    old, client = wiring.connected(), wiring.client()
+    wiring.hibernate(old)
     client.ask("usage_request", "control")
-    board.client(key=b"another").run("forged")
+    wiring.client(key=b"another").run("forged")
     interrupted = client.ask("interrupt_request", "control")
     reply = client.hear("control")  # so all before it was seen
     assert (reply["msg_type"], reply["parent_header"]["msg_id"]) == ("interrupt_reply", interrupted)
-    assert not board.knocks.acquire(blocking=False)
+    assert not wiring.process_requests.acquire(blocking=False)
     client.ask("kernel_info_request", "control")
-    assert board.knocks.acquire(timeout=SECONDS_MAX)
+    assert wiring.process_requests.acquire(timeout=SECONDS_MAX)
 
 
-def test_a_hibernating_kernel_can_be_ended(board: Board) -> None:
-    old, client = board.connected(), board.client()
-    board.hibernate(old)
+def test_a_hibernating_kernel_can_be_ended(wiring: Wiring) -> None:
+    old, client = wiring.connected(), wiring.client()
+    wiring.hibernate(old)
     asked = client.ask("shutdown_request", "control", restart=False)
-    assert board.shutdowns.acquire(timeout=SECONDS_MAX)
+    assert wiring.shutdowns.acquire(timeout=SECONDS_MAX)
     reply = client.hear("control")
     assert (reply["msg_type"], reply["parent_header"]["msg_id"]) == ("shutdown_reply", asked)
-    assert not board.knocks.acquire(blocking=False)
+    assert not wiring.process_requests.acquire(blocking=False)
 
 
-def test_a_failed_wake_up_is_repeated(board: Board) -> None:
-    old, client = board.connected(), board.client()
-    board.hibernate(old)
+def test_a_failed_wake_up_is_repeated(wiring: Wiring) -> None:
+    old, client = wiring.connected(), wiring.client()
+    wiring.hibernate(old)
     asked = [client.run("one")]
-    assert board.knocks.acquire(timeout=SECONDS_MAX)
-    board.switchboard.listen()
+    assert wiring.process_requests.acquire(timeout=SECONDS_MAX)
+    wiring.proxy.listen()
     asked.append(client.run("two"))
-    assert board.knocks.acquire(timeout=SECONDS_MAX)
-    _, where = board.kernel("new: ")
-    board.return_as(where)
+    assert wiring.process_requests.acquire(timeout=SECONDS_MAX)
+    _, where = wiring.kernel("new: ")
+    wiring.return_as(where)
     assert codes(client, 2) == [(each, "new: ") for each in asked]
 
 
-def test_requests_for_other_threads_are_waited_for(board: Board) -> None:
-    kernel, client = board.connected(), board.client()
+def test_requests_for_other_threads_are_waited_for(wiring: Wiring) -> None:
+    kernel, client = wiring.connected(), wiring.client()
     client.ask("execute_request", code="stop", subshell="thread")
     assert kernel.stopped.wait(SECONDS_MAX)
     with pytest.raises(ProcessError, match="busy"):
-        board.switchboard.hold(0.01)
+        wiring.proxy.hold(0.01)
     kernel.go.set()
     client.hear()
-    board.switchboard.hold(SECONDS_MAX)
+    wiring.proxy.hold(SECONDS_MAX)
 
 
-def test_its_ports_are_free_as_soon_as_it_is_closed(board: Board) -> None:
+def test_its_ports_are_free_as_soon_as_it_is_closed(wiring: Wiring) -> None:
     for _ in range(20):
-        board.connected()
-        board.client().ask("kernel_info_request")
-        board.switchboard.close()
-        board.switchboard.close()
-        board.switchboard = Switchboard(board.connection, print, print)
-    board.switchboard.close()
+        wiring.connected()
+        wiring.client().ask("kernel_info_request")
+        wiring.proxy.close()
+        wiring.proxy.close()
+        wiring.proxy = ZmqProxy(wiring.connection, print, print)
+    wiring.proxy.close()
     with pytest.raises(ProcessError, match="ended"):
-        board.switchboard.hold(0.0)
+        wiring.proxy.hold(0.0)
 
 
-def test_ports_that_are_taken_are_said(board: Board) -> None:
+def test_ports_that_are_taken_are_said(wiring: Wiring) -> None:
     with pytest.raises(ProcessError, match="in use"):
-        Switchboard(board.connection, print, print)
+        ZmqProxy(wiring.connection, print, print)
 
 
-def test_closing_ends_what_is_waited_for(board: Board) -> None:
-    kernel, client = board.connected(), board.client()
+def test_closing_ends_what_is_waited_for(wiring: Wiring) -> None:
+    kernel, client = wiring.connected(), wiring.client()
     client.run("stop")
     assert kernel.stopped.wait(SECONDS_MAX)
     with ThreadPoolExecutor() as pool:
-        holding = pool.submit(board.switchboard.hold, SECONDS_MAX)
-        board.switchboard.pause()
-        board.switchboard.close()
+        holding = pool.submit(wiring.proxy.hold, SECONDS_MAX)
+        wiring.proxy.pause()
+        wiring.proxy.close()
         with pytest.raises(ProcessError, match="ended"):
             holding.result()
-    assert set(board.connection.ports) == set(CHANNELS)
+    assert set(wiring.connection.ports) == set(CHANNELS)
 
 
 def test_a_forked_child_keeps_neither_ports_nor_clients() -> None:
