@@ -9,10 +9,11 @@ which stay as they are.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,13 @@ def save_checkpoint(version: str) -> None:
 
 def main() -> None:
     """Write all files."""
-    if sys.argv[1:]:
-        return save_checkpoint(sys.argv[1])
+    parser = argparse.ArgumentParser(prog="python -m tests.wire.record", description=__doc__)
+    parser.add_argument("version", nargs="?", help="save a checkpoint as this version makes it")
+    version = parser.parse_args().version
+    if version is not None:
+        if not re.fullmatch(r"[0-9]+(\.[0-9]+)+", version):
+            parser.error(f"{version!r} is not a version: write one such as 0.2")
+        return save_checkpoint(version)
     for name, described in CONTRACT.items():
         (RECORDED / f"{name}.json").write_text(as_text(described()))
     return None

@@ -12,6 +12,7 @@ import { Popover } from '../ui/popover';
 import { fraction } from '../model/progress';
 import { ReservedWidth } from '../ui/reservedwidth';
 import { StateCard } from './statecard';
+import { TRAITS } from '../api/states';
 import { CommandIDs, DOMAIN, ISing, type ISingModel, type Session } from '../api/tokens';
 import { percentText } from '../text/format';
 import { shown, stateSentence, stateWord, unreachableWord } from '../text/words';
@@ -162,8 +163,7 @@ export function PillButton(props: {
 
 /** A thin bar during long work; without a known progress, it is only animated. */
 function PillBar({ session }: { session: Session | undefined }): React.JSX.Element | null {
-  const isMoving = ['restoring', 'migrating', 'preparing'].includes(session?.state ?? '');
-  if (!session?.progress && !isMoving) {
+  if (!session || (!session.progress && !TRAITS[session.state].hasBar)) {
     return null;
   }
   const done = fraction(session);

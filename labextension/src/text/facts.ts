@@ -1,4 +1,5 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
+import { TRAITS } from '../api/states';
 import type { Device, Session } from '../api/tokens';
 import { momentText, occupancyText, durationText } from './format';
 import { deviceName } from './words';
@@ -14,7 +15,7 @@ export function neighbours(session: Session, sessions: readonly Session[]): Sess
  * True if a session uses memory on its device now; `device` alone only names the assigned device.
  */
 export function isOnDevice(session: Session): boolean {
-  return session.memory > 0 || ['running', 'restoring', 'migrating'].includes(session.state);
+  return session.memory > 0 || TRAITS[session.state].executes === true;
 }
 
 /**

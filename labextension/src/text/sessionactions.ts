@@ -1,12 +1,10 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import type { Device, Session, SessionState } from '../api/tokens';
+import { TRAITS } from '../api/states';
+import type { Device, Session } from '../api/tokens';
 import { deviceName } from './words';
 
 /** Actions on a session. */
 export type Verb = 'suspend' | 'resume' | 'migrate' | 'checkpoint' | 'pin';
-
-/** States that must end before another action is possible. */
-const UNDERWAY: readonly SessionState[] = ['restoring', 'migrating'];
 
 /** True if a session is this user's: for other users' sessions the server sends no reason. */
 export function isMine(session: Session): boolean {
@@ -51,7 +49,7 @@ function stateObstacle(
   { state, worker_pid: worker }: Session,
   trans: TranslationBundle
 ): string {
-  if (UNDERWAY.includes(state)) {
+  if (TRAITS[state].isTransition) {
     return state === 'migrating'
       ? trans.__('It is migrating to another GPU.')
       : trans.__('It is resuming.');

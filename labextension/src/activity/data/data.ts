@@ -1,3 +1,4 @@
+import { RANKS } from '../../api/states';
 import type { components } from '../../openapi';
 
 /** The record of devices, as `openapi.yaml` describes it; times are in seconds since the epoch. */
@@ -171,10 +172,9 @@ export function endOf(span: Span, until: number, now: number): number {
 
 /** Return the holders of a device at a moment, running ones first. */
 export function holdersAt(held: readonly Span[], moment: number, until: number): Span[] {
-  const order = ['running', 'migrating', 'restoring', 'idle'];
   return held
     .filter(span => span.start <= moment && (span.end > moment || isOpen(span, until)))
-    .sort((one, other) => order.indexOf(one.state) - order.indexOf(other.state));
+    .sort((one, other) => RANKS[other.state] - RANKS[one.state]);
 }
 
 /** Return for how many seconds within a time any session ran. */

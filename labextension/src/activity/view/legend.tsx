@@ -1,15 +1,16 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React, { useLayoutEffect, useRef } from 'react';
+import { type HeldState, RANKS } from '../../api/states';
 import { durationText } from '../../text/format';
 import { sessionName, stateWord } from '../../text/words';
 import { drawSwatch, paint } from './chart';
 import { kindIcons } from './icons';
-import type { IUse, Kind, Span } from '../data/data';
+import type { IUse, Kind } from '../data/data';
 import { KINDS, type SessionStyles } from '../data/layout';
 import { kindWord } from '../data/text';
 import type { ITheme } from './theme';
 
-const STATES: readonly Span['state'][] = ['running', 'idle', 'restoring', 'migrating'];
+const STATES = Object.keys(RANKS) as HeldState[];
 const SWATCH = { width: 22, height: 12 };
 
 /** Legend: sessions, and the meaning of patterns and icons. */
@@ -94,7 +95,7 @@ function classOf({ session, held }: IUse, highlighted: string | null): string {
 
 function Swatch(props: {
   theme: ITheme;
-  state: Span['state'];
+  state: HeldState;
   styles?: SessionStyles;
   session?: string;
 }): React.ReactElement {

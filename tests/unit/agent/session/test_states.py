@@ -74,5 +74,18 @@ def test_jupyterlab_has_an_icon_for_each_state() -> None:
     assert {*re.findall(r"^  (\w+):", table, re.MULTILINE)} == {*State, "cpu", "unreachable"}
 
 
+def test_jupyterlab_has_the_properties_of_the_table() -> None:
+    """`tsc` checks that no state is missing."""
+    text = (ROOT / "labextension/src/api/states.ts").read_text("utf-8")
+    executing = {
+        name
+        for name, traits in re.findall(r"^  (\w+): \{(.*)\},?$", text, re.MULTILINE)
+        if "executes: true" in traits
+    }
+    assert executing == {str(each) for each in State if TRAITS[each].executes}
+    ranks = {name: int(rank) for name, rank in re.findall(r"^  (\w+): (\d+)", text, re.MULTILINE)}
+    assert ranks == {str(each): TRAITS[each].occupies for each in State if TRAITS[each].occupies}
+
+
 def test_charts_show_the_state_that_says_most() -> None:
     assert HELD == ("idle", "restoring", "migrating", "running")
