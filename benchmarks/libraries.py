@@ -26,7 +26,7 @@ def prompt_lookup(device: str, small: bool) -> Step:
         vocab_size=256, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
         num_attention_heads=4, max_position_embeddings=256,
     )  # fmt: skip
-    model: Any = LlamaForCausalLM(config).eval().to(device)  # type: ignore[arg-type]
+    model: Any = LlamaForCausalLM(config).eval().to(device)
     prompt = torch.randint(0, 256, (1, 32)).to(device)
 
     def step() -> torch.Tensor:
@@ -96,7 +96,7 @@ def graph(device: str, small: bool) -> Step:
     def step() -> torch.Tensor:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x, edges), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss.detach()
 
@@ -128,7 +128,7 @@ def trainer(device: str, small: bool) -> Step:
         use_cpu=device == "cpu", logging_strategy="no", save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     model: Any = BertForSequenceClassification(config)
-    run = Trainer(model=model, args=arguments, train_dataset=rows)  # type: ignore[arg-type]
+    run = Trainer(model=model, args=arguments, train_dataset=rows)
 
     run.remove_callback(PrinterCallback)  # a runner's output is reserved for its answers
 
@@ -167,7 +167,7 @@ def compiled(device: str, small: bool) -> Step:
 
     def step() -> torch.Tensor:
         loss = F.cross_entropy(model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.detach()
 
     return step

@@ -39,7 +39,7 @@ def training(
         taken += 1
         optimizer.zero_grad()
         loss = loss_of(model, inputs, targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss.detach()
 
@@ -111,7 +111,7 @@ def experts(device: str, small: bool) -> Step:
     def step() -> torch.Tensor:
         turn = next(turns)
         loss: torch.Tensor = (layers[turn](inputs) - inputs).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizers[turn].step()
         optimizers[turn].zero_grad()
         return loss.detach()
@@ -148,7 +148,7 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden = self.tokens(tokens) + self.positions
-        return self.head(self.layers(hidden)).transpose(1, 2)  # type: ignore[no-any-return]
+        return self.head(self.layers(hidden)).transpose(1, 2)
 
 
 def transformer(device: str, small: bool) -> Step:
@@ -171,7 +171,7 @@ class _Recurrent(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden, _ = self.layers(self.tokens(tokens))
-        return self.head(hidden).transpose(1, 2)  # type: ignore[no-any-return]
+        return self.head(hidden).transpose(1, 2)
 
 
 def _recurrent(kind: type[nn.LSTM] | type[nn.GRU], device: str, small: bool) -> Step:
@@ -236,7 +236,7 @@ _MODELS: dict[str, Callable[[bool], Any]] = {"gpt2": _gpt2, "llama": _llama, "be
 
 
 def _labelled(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=inputs, labels=targets).loss  # type: ignore[no-any-return]
+    return model(input_ids=inputs, labels=targets).loss
 
 
 def language_model(kind: str, device: str, small: bool) -> tuple[Any, Step]:

@@ -110,7 +110,7 @@ def gan(device: str, small: bool) -> Step:
         optimizers[1].step()
         optimizers[0].zero_grad()
         fooled: torch.Tensor = criterion(judges(made), yes)
-        fooled.backward()  # type: ignore[no-untyped-call]
+        fooled.backward()
         optimizers[0].step()
         return fooled.detach()
 
@@ -132,7 +132,7 @@ def mixed(device: str, small: bool) -> Step:
             inputs, targets = (tensor.to(device) for tensor in next(batches))
             with torch.autocast(device, dtype=torch.bfloat16):
                 loss = programs.classify(model, inputs, targets) / 2
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return loss.detach()
@@ -152,7 +152,7 @@ class _Recommender(nn.Module):
 
     def forward(self, clicked: torch.Tensor) -> torch.Tensor:
         sums = [bag(part) for bag, part in zip(self.bags, clicked.unbind(1), strict=True)]
-        return self.dense(torch.cat(sums, 1))  # type: ignore[no-any-return]
+        return self.dense(torch.cat(sums, 1))
 
 
 def recommender(device: str, small: bool) -> Step:
@@ -213,7 +213,7 @@ def denoise(device: str, small: bool) -> Step:
 
     def ask(model: Any, image: torch.Tensor) -> torch.Tensor:
         moment = schedule.timesteps[5]
-        return schedule.step(model(image, moment).sample, moment, image).prev_sample  # type: ignore[no-any-return]
+        return schedule.step(model(image, moment).sample, moment, image).prev_sample
 
     return _answering(model, torch.randn(1, 3, 16, 16), device, ask)
 

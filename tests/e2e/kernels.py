@@ -16,6 +16,7 @@ from traitlets.config import Config
 
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import StatusReply, StatusRequest
+from kernelproxy.common.protocol.views import SessionView
 
 SECONDS_MAX = 120.0
 #: A kernel with a shorter timeout for a slow daemon would continue without a session.
@@ -95,18 +96,18 @@ def kernel(name: str = "python3") -> Iterator[Kernel]:
         manager.context.destroy(linger=0)
 
 
-def sessions() -> list[dict[str, Any]]:
+def sessions() -> list[SessionView]:
     """Return the daemon's sessions."""
     with connect(start=False) as control:
         return control.expect(StatusReply, StatusRequest(), timeout=SECONDS_MAX).sessions
 
 
-def wait_for_session(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def wait_for_session(condition: Callable[[SessionView], bool]) -> SessionView:
     """Wait until the only session meets a condition; return it."""
     return wait_for_sessions(lambda found: len(found) == 1 and condition(found[0]))[0]
 
 
-def wait_for_sessions(condition: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+def wait_for_sessions(condition: Callable[[list[SessionView]], bool]) -> list[SessionView]:
     """Wait until the daemon's sessions meet a condition; return them."""
     deadline, pause = time.monotonic() + SECONDS_MAX, threading.Event()
     while True:

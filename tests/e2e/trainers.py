@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from kernelproxy.common import paths
 from kernelproxy.common.ipc import agent_client
@@ -23,6 +22,7 @@ from kernelproxy.common.protocol import (
     StatusRequest,
     Suspend,
 )
+from kernelproxy.common.protocol.views import SessionView
 from tests.integration.conftest import lives
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def program(
                 agent.call(CloseSession(session))
 
 
-def verb(request: Suspend | Resume | MigrateRequest) -> dict[str, Any]:
+def verb(request: Suspend | Resume | MigrateRequest) -> SessionView:
     with agent_client.connect(start=False) as agent:
         return agent.expect(SessionReply, request).session
 
@@ -101,7 +101,7 @@ def status() -> StatusReply:
         return agent.expect(StatusReply, StatusRequest())
 
 
-def session_of(program: Program) -> dict[str, Any]:
+def session_of(program: Program) -> SessionView:
     (found,) = (each for each in status().sessions if each["id"] == program.session)
     return found
 

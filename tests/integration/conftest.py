@@ -12,13 +12,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import OpenSession, OpenSessionReply, StatusReply, StatusRequest
+from kernelproxy.common.protocol import (
+    Message,
+    OpenSession,
+    OpenSessionReply,
+    StatusReply,
+    StatusRequest,
+)
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.common.shared_memory import close_all
 from kernelproxy.criu import mode_probe as forms
 from tests.conftest import stop_daemon
@@ -37,41 +45,42 @@ class ToyHost:
         self.was_killed = False
         self.clients: list[ToyClient] = []
 
-    def call(self, request, timeout: float = WAIT_SECONDS):
+    def call(self, request: Message, timeout: float = WAIT_SECONDS) -> Any:
         with agent_client.connect(start=False) as connection:
             reply, fds = connection.last(request, timeout)
             close_all(fds)
             return reply
 
-    def open(self, name: str = "toy", **fields) -> str:
+    def open(self, name: str = "toy", **fields: Any) -> str:
         with agent_client.connect(start=False) as connection:
             request = OpenSession(name, fields.pop("kernel_id", "kernel"), sys.executable, **fields)
             return connection.expect(OpenSessionReply, request, WAIT_SECONDS).session
 
-    def client(self, name: str = "toy", **fields) -> ToyClient:
+    def client(self, name: str = "toy", **fields: Any) -> ToyClient:
         client = ToyClient(self.open(name, **fields))
         self.clients.append(client)
         return client
 
-    def work(self, client: ToyClient, memory: int = 0) -> dict:
+    def work(self, client: ToyClient, memory: int = 0) -> SessionView:
         """Let a client use memory and change its state; return its session, which is idle then."""
         client.use(memory)
         client.add(1)
         assert client.read() == client.state
         return self.rested(client)
 
-    def rested(self, client: ToyClient) -> dict:
+    def rested(self, client: ToyClient) -> SessionView:
         """Wait until a session is idle: its worker stays busy for a moment after an answer."""
         return wait_until(lambda: self.when(client, "idle"))
 
     def status(self) -> StatusReply:
-        return self.call(StatusRequest())
+        reply: StatusReply = self.call(StatusRequest())
+        return reply
 
-    def session(self, client: ToyClient) -> dict:
+    def session(self, client: ToyClient) -> SessionView:
         (found,) = (each for each in self.status().sessions if each["id"] == client.session)
         return found
 
-    def when(self, client: ToyClient, state: str) -> dict | None:
+    def when(self, client: ToyClient, state: str) -> SessionView | None:
         """Return the session if it is in that state."""
         found = self.session(client)
         return found if found["state"] == state else None
@@ -184,7 +193,7 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-def from_outside(request) -> None:
+def from_outside(request: Message) -> None:
     """Send a request from another process than the kernel's."""
     program = (
         "from kernelproxy.common.ipc import agent_client as control\n"
@@ -203,7 +212,7 @@ def toy_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.delenv("SING_SOCKET", raising=False)
     hosts: list[ToyHost] = []
 
-    def start(devices: str = "cpu:1GiB@1", **settings) -> ToyHost:
+    def start(devices: str = "cpu:1GiB@1", **settings: Any) -> ToyHost:
         ready, write_end = os.pipe()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JUPYTER_SING_DEVICES": devices}
         log = os.open(settings.pop("log"), os.O_WRONLY | os.O_APPEND) if "log" in settings else None

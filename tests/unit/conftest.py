@@ -16,7 +16,7 @@ from tests.unit.fake_daemon import SESSION, FakeDaemon
 def fake_daemon(runtime_dir: Path) -> Iterator[FakeDaemon]:
     """A fake daemon with one session, where this test looks for its daemon."""
     daemon = FakeDaemon(runtime_dir / "agent.sock")
-    daemon.sessions[SESSION["id"]] = dict(SESSION)
+    daemon.sessions[SESSION["id"]] = SESSION.copy()
     try:
         yield daemon
     finally:

@@ -6,16 +6,26 @@ import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from kernelproxy.common import protocol
 from kernelproxy.common.ipc.framing import recv_message, send_message
 from kernelproxy.common.protocol import Error, Message
+from kernelproxy.common.protocol.views import (
+    CheckpointView,
+    DeviceView,
+    DifferenceView,
+    MigrationView,
+    RestoreView,
+    SessionView,
+)
+
+View = TypeVar("View")
 
 SECONDS_MAX = 60.0
-DEVICE: dict[str, Any] = {
+DEVICE: DeviceView = {
     "id": "cpu:0",
     "kind": "software",
     "name": "Software device (2 CPU threads)",
@@ -23,7 +33,7 @@ DEVICE: dict[str, Any] = {
     "memory_used": 3 << 20,
     "sessions": ["0123abcd"],
 }
-SESSION: dict[str, Any] = {
+SESSION: SessionView = {
     "id": "0123abcd",
     "name": "digits.ipynb",
     "owner": "ada",
@@ -61,7 +71,7 @@ SESSION: dict[str, Any] = {
     "last_checkpoint": None,
     "progress": None,
 }
-MIGRATION: dict[str, Any] = {
+MIGRATION: MigrationView = {
     "source": "cpu:0",
     "target": "cpu:1",
     "seconds": 0.5,
@@ -70,7 +80,7 @@ MIGRATION: dict[str, Any] = {
 }
 
 
-CHECKPOINT: dict[str, Any] = {
+CHECKPOINT: CheckpointView = {
     "name": "before-lunch",
     "created": "2026-01-01T12:00:00.000+00:00",
     "session": "digits.ipynb",
@@ -92,8 +102,8 @@ CHECKPOINT: dict[str, Any] = {
     ],
     "files": 2,
 }
-DAMAGED: dict[str, Any] = {"name": "torn", "created": "", "problem": "Its hash is wrong."}
-OUTCOME: dict[str, Any] = {
+DAMAGED: CheckpointView = {"name": "torn", "created": "", "problem": "Its hash is wrong."}
+OUTCOME: RestoreView = {
     "checkpoint": "before-lunch",
     "variables": 2,
     "files": 1,
@@ -102,7 +112,7 @@ OUTCOME: dict[str, Any] = {
 }
 
 
-AFFECTED: dict[str, Any] = {
+AFFECTED: DifferenceView = {
     "text": "ada (lab): weight 1 -> 2",
     "who": ["ada"],
     "place": "lab",
@@ -110,6 +120,11 @@ AFFECTED: dict[str, Any] = {
     "consequences": [],
 }
 NOTES = ["The policy describes 1 host of 4 devices, and this daemon has 2."]
+
+
+def changed(view: View, changes: Mapping[str, Any]) -> View:
+    """Return a view with other values."""
+    return cast(View, {**cast(dict[str, Any], view), **changes})
 
 
 class FakeAgent:
@@ -138,7 +153,7 @@ class FakeDaemon:
 
     def __init__(self, path: Path) -> None:
         self.requests: list[Message] = []
-        self.sessions: dict[str, dict[str, Any]] = {}
+        self.sessions: dict[str, SessionView] = {}
         #: Answer to opened sessions: the form of processes, or the reason why there is none.
         self.form: tuple[dict[str, Any] | None, str] = (None, "CRIU is not installed")
         self.policy = ""
@@ -212,7 +227,7 @@ class FakeDaemon:
         while (message := news.get()) is not None:
             send_message(sock, message)
 
-    def tell(self, *sessions: dict[str, Any], gone: Sequence[str] = ()) -> None:
+    def tell(self, *sessions: SessionView, gone: Sequence[str] = ()) -> None:
         """Send subscribers what has changed."""
         for news in self.watchers:
             news.put(protocol.Changed(list(sessions), [], list(gone)))
@@ -243,12 +258,14 @@ class FakeDaemon:
                 self.sessions.pop(session, None)
                 return protocol.Done()
             case protocol.Suspend(session=session, reason=why):
-                told = {"tier": "parked", "worker_pid": None}
                 said = f"{why}. Resumes when you run a cell."
-                return self._change(session, state="suspended", reason=said, **told)
+                return self._change(
+                    session, state="suspended", reason=said, tier="parked", worker_pid=None
+                )
             case protocol.Resume(session=session):
-                told = {"tier": "resident", "worker_pid": 12}
-                return self._change(session, state="idle", reason="Idle.", **told)
+                return self._change(
+                    session, state="idle", reason="Idle.", tier="resident", worker_pid=12
+                )
             case protocol.MigrateRequest(session=session, device="cpu:1"):
                 return self._change(session, device="cpu:1", migration=MIGRATION)
             case protocol.MigrateRequest(device=device):
@@ -262,7 +279,7 @@ class FakeDaemon:
             case protocol.SetPriority(level=level):
                 return Error(f"There is no priority {level!r}.", "bad-request")
             case protocol.Checkpoint(name=name):
-                return protocol.CheckpointReply(CHECKPOINT | ({"name": name} if name else {}))
+                return protocol.CheckpointReply(CHECKPOINT | {"name": name or CHECKPOINT["name"]})
             case protocol.CheckpointsRequest():
                 return protocol.CheckpointsReply([CHECKPOINT, DAMAGED])
             case protocol.LastCheckpoint():
@@ -292,6 +309,6 @@ class FakeDaemon:
     def _change(self, session: str, **changes: Any) -> Message:
         if session not in self.sessions:
             return Error(f"There is no session {session}.", "unknown-session")
-        self.sessions[session] |= changes
+        self.sessions[session] = changed(self.sessions[session], changes)
         self.tell(self.sessions[session])
         return protocol.SessionReply(self.sessions[session])

@@ -42,7 +42,7 @@ from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.supervisor.fdstore import FdStore
 from kernelproxy.common.scheduler_api import Arbiter
 from kernelproxy.common.shared_memory import AgentPage
-from kernelproxy.devices import configured_devices
+from kernelproxy.devices import Device, configured_devices
 from tests.doubles.daemon.audit import Audited
 from tests.doubles.daemon.turns import Turns
 
@@ -100,9 +100,12 @@ def main() -> int:
     devices_after, quantum = given.pop("devices_after", None), given.pop("quantum", None)
     hurry = Path(given.pop("hurry", hurry))
     if nodes := given.pop("nodes", []):
-        daemon.configured_devices = lambda: [  # type: ignore[attr-defined]
-            replace(each, node=node) for each, node in zip(configured_devices(), nodes, strict=True)
-        ]
+
+        def placed(text: str | None = None) -> list[Device]:
+            found = configured_devices(text)
+            return [replace(each, node=node) for each, node in zip(found, nodes, strict=True)]
+
+        daemon.configured_devices = placed  # type: ignore[attr-defined]  # a name it imports
     if objects := given.pop("objects", ""):
         signal.signal(signal.SIGUSR2, lambda *_: count_objects(Path(objects)))
     if given.pop("stays", False):

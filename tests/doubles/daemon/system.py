@@ -149,7 +149,8 @@ class SharedMachine:
 
     def sing(self, uid: int, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run ``jupyter sing`` as a user."""
-        process = self.start(uid, "-m", "jupyter_sing.cli", *command, **variables)
+        program = ("-m", "jupyter_sing.cli", *command)
+        process = self.start(uid, *program, groups=(), **variables)
         out, err = process.communicate(timeout=WAIT_SECONDS)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 

@@ -7,9 +7,9 @@ import itertools
 import os
 import time
 from collections import deque
-from typing import Any
 
 from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol.views import DecisionView, PolicyEffect, SharingView
 from kernelproxy.common.scheduler_api import Hands, SessionDescription, SessionOutlook
 
 
@@ -151,16 +151,16 @@ class Turns:
         place = queue.index(session) + 1
         return SessionOutlook(place, place * self.quantum, "Waiting for the others.")
 
-    def sharing(self) -> dict[str, Any]:
+    def sharing(self) -> SharingView:
         return {}
 
     def policy(self) -> str:
         return ""
 
-    def apply(self, text: str, *, dry: bool) -> dict[str, Any]:
+    def apply(self, text: str, *, dry: bool) -> PolicyEffect:
         raise ControlError("There is no policy.", "unavailable")
 
-    def decisions(self, session: str, count: int) -> list[dict[str, Any]]:
+    def decisions(self, session: str, count: int) -> list[DecisionView]:
         raise ControlError("Nothing is written down.", "unavailable")
 
     async def close(self) -> None:

@@ -81,6 +81,8 @@ class FakeKernel:
             idents, message = self._session.recv(sock, mode=0)
         except ValueError:
             return  # wrong signature, or a duplicate
+        assert idents is not None
+        assert message is not None
         kind, code = message["msg_type"], message["content"].get("code", "")
         if self._deaf:
             self._deaf -= 1
@@ -121,6 +123,7 @@ class FakeKernel:
             if self._end.is_set():
                 return ""
         _, answer = self._session.recv(stdin, mode=0)
+        assert answer is not None
         return str(answer["content"]["value"])
 
 
@@ -176,9 +179,11 @@ class Client:
     def hear(self, channel: str = "shell") -> dict[str, Any]:
         """Receive the next message."""
         sock = self._sockets[channel]
-        if not sock.poll(1000 * SECONDS_MAX):
+        if not sock.poll(round(1000 * SECONDS_MAX)):
             raise TimeoutError(f"nothing came on {channel}")
-        return dict(self._readers.recv(sock, mode=0)[1])
+        message = self._readers.recv(sock, mode=0)[1]
+        assert message is not None
+        return message
 
     def hears(self, channel: str) -> bool:
         """True if a message has arrived."""
@@ -192,7 +197,7 @@ class Client:
         """True if a heartbeat is answered."""
         sock = self._sockets["hb"]
         sock.send(b"ping")
-        return bool(sock.poll(1000 * SECONDS_MAX)) and sock.recv() == b"ping"
+        return bool(sock.poll(round(1000 * SECONDS_MAX))) and sock.recv() == b"ping"
 
     def subscribed(self) -> None:
         """Wait until output arrives at this client."""

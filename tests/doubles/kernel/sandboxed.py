@@ -240,7 +240,8 @@ def connection(ports: list[int]) -> dict[str, Any]:
 def connect(info: dict[str, Any]) -> BlockingKernelClient:
     """Return a client for requests and replies, without iopub, stdin and heartbeats."""
     client = BlockingKernelClient()
-    client.load_connection_info({**info, "key": info["key"].encode()})
+    encoded: Any = {**info, "key": info["key"].encode()}
+    client.load_connection_info(encoded)
     client.start_channels(shell=True, iopub=False, stdin=False, hb=False, control=False)
     return client
 

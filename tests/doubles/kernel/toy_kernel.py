@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from kernelproxy.common.protocol import (
     RestoreReply,
     TakeOver,
 )
+from kernelproxy.common.protocol.views import CheckpointView, RestoreView
 from kernelproxy.common.shared_memory import close_all
 from kernelproxy.kernel import activation
 from kernelproxy.kernel.activation.agent_connection import Link
@@ -50,7 +52,7 @@ class Client(ToyClient):
         super().leave(seconds)
         save_image({"left": self.left.hex(), "state": self.state})
 
-    def rejoin(self, fds, bell_fd: int) -> None:
+    def rejoin(self, fds: Sequence[int], bell_fd: int) -> None:
         super().rejoin(fds, bell_fd)
         self.present.release()
 
@@ -75,7 +77,7 @@ class RestoredClient(Client):
             how.set()
         self.tried.set()
 
-    def rejoin(self, fds, bell_fd: int) -> None:
+    def rejoin(self, fds: Sequence[int], bell_fd: int) -> None:
         super().rejoin(fds, bell_fd)
         self._tried()
 
@@ -132,7 +134,7 @@ class ToyKernel:
             assert self.client.read() == self.client.state
         return int(self.client.state)
 
-    def checkpoint(self, name: str, form: str = "", automatic: bool = False) -> dict[str, Any]:
+    def checkpoint(self, name: str, form: str = "", automatic: bool = False) -> CheckpointView:
         """Make a checkpoint, as a kernel does, and wait until it is stored."""
         fds = [os.memfd_create(each) for each in ("host", "files")]
         os.write(fds[0], b"x")
@@ -159,7 +161,7 @@ class ToyKernel:
         assert isinstance(answer, CheckpointReply)
         return answer.checkpoint
 
-    def take_over(self, name: str) -> dict[str, Any]:
+    def take_over(self, name: str) -> RestoreView:
         """Replace this process by the process of a checkpoint."""
         with agent_client.connect(start=False) as connection:
             request = TakeOver(self.client.session, name)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from jupyter_sing.controller import accounts_writer
 from jupyter_sing.controller import controller as live
@@ -30,6 +30,7 @@ from kernelproxy.agent.residency import migrate as migrating
 from kernelproxy.agent.residency.migrate import Migrator
 from kernelproxy.agent.session.states import State
 from kernelproxy.common.errors import ControlError, InternalError, WorkerError
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.common.scheduler_api import Allowance, SessionDescription
 from kernelproxy.common.shared_memory import Presence
 from kernelproxy.devices import Device
@@ -199,7 +200,8 @@ class MachineNotebook:
         self.arbiter = self.machine.controller
         self.preferences = SimpleNamespace(pinned=pinned)
         self.closing, self.held_off, self.needed, self.claims = False, False, False, 0
-        self.state, self.waits_since = State.IDLE, None
+        self.state = State.IDLE
+        self.waits_since: float | None = None
         self.device_state = NotebookState(self)
         self.lock, self.looks = asyncio.Lock(), asyncio.Event()
         me: Any = self
@@ -207,7 +209,7 @@ class MachineNotebook:
         self.lease = DeviceLease(me, me.device_state, me, idle, self.arbiter)
         self.lease.monitor = MemoryMonitor(self)  # type: ignore[assignment]
         migrator = Migrator(me, me.device_state, self.lease, me, me)
-        self.commands = Commands(me, me.device_state, me, me, me, migrator, me, lambda: {})
+        self.commands = Commands(me, me.device_state, me, me, me, migrator, me, self.describe)
         self.room.tenants[self.id] = self  # type: ignore[assignment]
         self.attending = asyncio.create_task(self._attend())
         self.arbiter.opened(self.terms())
@@ -258,6 +260,9 @@ class MachineNotebook:
         self.looks.set()
 
     request_reconcile = look
+
+    def describe(self) -> SessionView:
+        return cast(SessionView, {})  # no answer is looked at
 
     def persist(self) -> None:
         pass
@@ -311,15 +316,20 @@ class MachineNotebook:
     async def move(self, target: Device, check: Callable[[], object]) -> None:
         """Stand in for `migration.migrate`."""
         await self.machine.chance.act(0.2)
-        if self.device_state.worker.broken:
+        worker = self.device_state.worker
+        assert worker is not None
+        if worker.broken:
             raise WorkerError("It died.")
-        self.device_state.worker.stop()
+        worker.stop()
         try:
             check()
             await self.machine.chance.act(0.01)
         except BaseException:
-            if self.lease.held and not self.device_state.worker.broken:
-                self.device_state.worker.go()
+            if self.lease.held:
+                worker = self.device_state.worker
+                assert worker is not None
+                if not worker.broken:
+                    worker.go()
             raise
         self.device_state.worker, self.device_state.device = CellWorker(self), target
 
@@ -511,7 +521,7 @@ class Machine:
             each.room = self.rooms[each.room.device.id]
             self.notebooks[each.id] = each
             each.begin(pinned=each.preferences.pinned)
-            each.needed = each.used
+            each.needed = bool(each.used)
             each.look()
 
     def open(self, user: str, memory: int, device: str, *, bound: bool) -> MachineNotebook:

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 
 from kernelproxy.common import paths
 from kernelproxy.common.ipc import agent_client
@@ -60,7 +61,7 @@ class ToyClient:
         self.link = Link(fd, attach, path, self.gone.set, self, self.absence)
         self.link.start()
 
-    def _map(self, fds) -> None:
+    def _map(self, fds: Sequence[int]) -> None:
         self.log = mmap.mmap(fds[0], 0)
         self.page = ClientPage(fds[1], writable=True)
         self.worker = WorkerPage(fds[2], writable=False, extra_bytes=ANSWER_RING_BYTES)
@@ -72,7 +73,7 @@ class ToyClient:
         self._unmap()
         self.sock.detach()
 
-    def rejoin(self, fds, bell_fd: int) -> None:
+    def rejoin(self, fds: Sequence[int], bell_fd: int) -> None:
         """Reattach; called by the link. See `NativeClient`."""
         self._map(fds)
         assert self.page.head == int.from_bytes(self.left[:8], "little")
@@ -162,7 +163,7 @@ class ToyClient:
         assert self.agent.memory_granted >= wanted or self.want(wanted)
         self.page.memory_used = wanted
 
-    def wait_agent(self, ready) -> None:
+    def wait_agent(self, ready: Callable[[], object]) -> None:
         """Wait for the agent to change its page."""
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
@@ -182,7 +183,7 @@ class ToyClient:
             raise TimeoutError("nothing came")
 
     @contextlib.contextmanager
-    def cell(self):
+    def cell(self) -> Iterator[None]:
         """Run a cell."""
         self.page.cells_running += 1
         self.page.cell_changed_ns = time.monotonic_ns()

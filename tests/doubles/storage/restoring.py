@@ -147,7 +147,7 @@ def main(directory: Path, how: str) -> None:
         def link(*arguments: object, **more: object) -> None:
             raise OSError(errno.EXDEV, "Invalid cross-device link")
 
-        os.link = link  # type: ignore[assignment]
+        os.link = link
     step = 0
     make(here)
     while killed_before(step, here):

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from kernelproxy.common.errors import StoreError
 from kernelproxy.storage.chunk_store import ChunkStore
@@ -83,7 +84,7 @@ def restore(store: ChunkStore, owner: str, name: str) -> int:
 class Child:
     """One forked process: its random program, and when it dies."""
 
-    def __init__(self, root: Path, say: int, order: dict) -> None:
+    def __init__(self, root: Path, say: int, order: dict[str, Any]) -> None:
         self._root, self._say, self._order = root, say, order
         self._calls = itertools.count(1)
 
@@ -133,7 +134,7 @@ class Child:
             self._tell("end")
 
 
-def fork(root: Path, order: dict) -> tuple[list[list], int]:
+def fork(root: Path, order: dict[str, Any]) -> tuple[list[list[Any]], int]:
     """Run a child; return its output and its exit status, negative for a signal."""
     listen, say = os.pipe()
     pid = os.fork()

@@ -13,6 +13,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import SessionReply, Suspend
+from tests.doubles.session.pids import existing
 from tests.e2e.kernels import Kernel, kernel, wait_for_session
 from tests.integration.conftest import kill_at_once, parent_of
 
@@ -163,7 +164,7 @@ def test_wait_for_a_worker_that_cannot_start_is_interrupted_without_loss(
     with kernel("foreign") as notebook:
         notebook.run("import torch\na = torch.ones(3, device='cuda')\na.tolist()")
         session = wait_for_session(lambda found: found["worker_pid"] is not None)
-        zygote = parent_of(session["worker_pid"])
+        zygote = parent_of(existing(session["worker_pid"]))
         with agent_client.connect(start=False) as connection:
             connection.expect(SessionReply, Suspend(session["id"]))
         torch = environment.site / "torch"

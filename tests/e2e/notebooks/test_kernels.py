@@ -6,12 +6,13 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import Resume, SessionReply, Stop, Suspend
+from kernelproxy.common.protocol.views import SessionView
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import kernel, sessions, wait_for_session, wait_for_sessions
 
@@ -28,8 +29,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_SING_IDLE_TIMEOUT", "0.2")
 
 
-def suspended(session: dict[str, Any]) -> bool:
-    return bool(session["state"] == "suspended")
+def suspended(session: SessionView) -> bool:
+    return session["state"] == "suspended"
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -83,7 +84,7 @@ def test_cell_that_waits_for_the_device_can_be_interrupted() -> None:
         # it.
         notebook.run("import torch\na = torch.ones(3, device='cuda')\n(a + 1).tolist()")
         session = wait_for_session(lambda found: found["worker_pid"] is not None)
-        worker = session["worker_pid"]
+        worker = existing(session["worker_pid"])
         called = Path(f"/proc/{worker}/cmdline").read_bytes().decode().rstrip("\0")
         assert called == f"sing: {session['owner']} {session['name']} {session['device']}"
         os.kill(worker, signal.SIGSTOP)  # busy for as long as it takes
@@ -92,8 +93,8 @@ def test_cell_that_waits_for_the_device_can_be_interrupted() -> None:
             notebook.finish(cell, until=lambda ran: "issued" in ran.stdout)
             notebook.manager.interrupt_kernel()
             assert notebook.finish(cell).error == "KeyboardInterrupt"
-            (session,) = sessions()
-            assert session["log_consumed"] < session["log_head"]
+            (busy,) = sessions()
+            assert busy["log_consumed"] < busy["log_head"]
         finally:
             os.kill(worker, signal.SIGCONT)
         assert notebook.run("print(a.tolist())").stdout == "[2.0, 2.0, 2.0]\n"
@@ -150,7 +151,7 @@ def test_killed_kernel_leaves_no_session() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(10, device='cuda')")
         (session,) = sessions()
-        os.kill(session["kernel_pid"], signal.SIGKILL)
+        os.kill(existing(session["kernel_pid"]), signal.SIGKILL)
         wait_for_sessions(lambda found: found == [])
 
 

@@ -19,6 +19,7 @@ from tornado.websocket import websocket_connect
 from kernelproxy.agent.process.hibernation import REASON
 from kernelproxy.common.ipc.agent_client import credentials, open_socket
 from kernelproxy.kernel_host import SOCKET_NAME, directory
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, sessions, wait_for_session
 from tests.e2e.notebooks.test_server import Server, hang_up, run, wait_for_ready
@@ -265,7 +266,7 @@ def test_kernel_that_died_without_a_server_is_offered_its_last_checkpoint(
     path = f"jupyter-sing/api/sessions/{session['id']}/checkpoint"
     server.fetch(path, "POST", {"name": "mine", "form": "namespace"})
     end(server, signal.SIGTERM)
-    os.kill(session["kernel_pid"], signal.SIGKILL)
+    os.kill(existing(session["kernel_pid"]), signal.SIGKILL)
     wait_until(lambda: "has ended" in (runtime_dir / "attendant.log").read_text())
     (left,) = (runtime_dir / "servers").iterdir()
     (left / "torn.kernel").write_text("{")
@@ -287,7 +288,7 @@ def test_reattached_kernel_is_restarted_when_it_dies(start: Start, form: str) ->
     (before,) = sessions()
     end(server, signal.SIGTERM)
     server = start()
-    os.kill(before["kernel_pid"], signal.SIGKILL)
+    os.kill(existing(before["kernel_pid"]), signal.SIGKILL)
     wait_until(lambda: [e for e in sessions() if e["id"] != before["id"] and e["kernel_pid"]])
     assert run(kernel_id, "print('x' in globals())") == "False\n"
     assert [each["id"] for each in server.fetch("api/kernels")] == [kernel_id]

@@ -16,6 +16,7 @@ from kernelproxy.common.protocol import Resume, Suspend
 from kernelproxy.native import build, libraries
 from tests.conftest import RunProgram, daemon_directory
 from tests.decorated import decorated
+from tests.doubles.session.pids import existing
 from tests.e2e.trainers import program, session_of, verb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -114,14 +115,16 @@ def test_graphs_survive_suspensions_and_deaths_of_workers() -> None:
         assert verb(Suspend(proxied.session))["worker_pid"] is None
         assert verb(Resume(proxied.session))["worker_pid"] is not None
         got.append(proxied.train(3))
-        os.kill(session_of(proxied)["worker_pid"], signal.SIGKILL)
+        os.kill(existing(session_of(proxied)["worker_pid"]), signal.SIGKILL)
         got.append(proxied.train(3))
         assert verb(Suspend(proxied.session))["worker_pid"] is None
         assert verb(Resume(proxied.session))["worker_pid"] is not None
         # It dies in the middle of this request.
         proxied.ask(3)
-        with contextlib.suppress(ProcessLookupError, TypeError):
-            os.kill(session_of(proxied)["worker_pid"], signal.SIGKILL)
+        worker = session_of(proxied)["worker_pid"]
+        with contextlib.suppress(ProcessLookupError):
+            if worker is not None:
+                os.kill(worker, signal.SIGKILL)
         got.append(proxied.answer())
     assert got == expected
 

@@ -285,6 +285,8 @@ def started(directory: Path, *packages: Path) -> Iterator[Ask]:
         assert program.stdout.readline() == "ready\n"
 
         def step(order: str) -> str:
+            assert program.stdin is not None
+            assert program.stdout is not None
             program.stdin.write(order + "\n")
             program.stdin.flush()
             return program.stdout.readline().rstrip("\n")

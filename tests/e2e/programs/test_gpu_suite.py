@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 def run_suite(out: Path, *arguments: str) -> dict[str, dict[str, str]]:
     """Run it with small parameters; return the outcomes by step."""
-    command = [ROOT / "benchmarks" / "gpu_suite.sh", "--small", "--out", out, *arguments]
+    command = [
+        str(ROOT / "benchmarks" / "gpu_suite.sh"), "--small", "--out", str(out), *arguments,
+    ]  # fmt: skip
     env = {**os.environ, "PYTHON": sys.executable}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     steps = json.loads((out / "gpu_suite.json").read_text())["steps"]

@@ -75,9 +75,9 @@ def test_program(results: Callable[[str], tuple[Results, Results]], module: str,
     for side, found in (("plain", plain), ("proxied", proxied)):
         if found["error"]:
             pytest.fail(f"{side}: {found['error']}", pytrace=False)
-    found = list(differences("", plain["values"], proxied["values"], plain["allowed"]))
-    if found:
-        pytest.fail("\n".join(found), pytrace=False)
+    different = list(differences("", plain["values"], proxied["values"], plain["allowed"]))
+    if different:
+        pytest.fail("\n".join(different), pytrace=False)
 
 
 def differences(where: str, plain: Any, proxied: Any, allowed: list[float]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from jupyter_sing.cli import commands
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import Kernel, kernel, sessions, wait_for_session
 
@@ -56,7 +57,8 @@ def enough(found: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
 
 def die(notebook: Kernel) -> None:
     """Kill the kernel, and do what a server does when it notices."""
-    os.kill(wait_for_session(lambda found: bool(found["kernel_pid"]))["kernel_pid"], signal.SIGKILL)
+    session = wait_for_session(lambda found: bool(found["kernel_pid"]))
+    os.kill(existing(session["kernel_pid"]), signal.SIGKILL)
     wait_until(lambda: not notebook.manager.is_alive())
     notebook.manager.restart_kernel(now=True)
     notebook.client.wait_for_ready(timeout=120)

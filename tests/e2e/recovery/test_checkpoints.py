@@ -15,6 +15,7 @@ import pytest
 
 from jupyter_sing.cli import commands
 from jupyter_sing.notebook.checkpoint_outcome import NOT_SAVED
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import Kernel, kernel, sessions
 from tests.e2e.trainers import agent_pid
@@ -89,7 +90,8 @@ def test_a_checkpoint_is_restored_after_all_processes_were_killed() -> None:
         expected = said(notebook, GO_ON)
         (session,) = sessions()
         agent = agent_pid()
-        family = [session["kernel_pid"], session["worker_pid"], agent, keeper_of(agent)]
+        pids = (session["kernel_pid"], session["worker_pid"])
+        family = [*map(existing, pids), agent, keeper_of(agent)]
         random.Random(1).shuffle(family)
         kill_at_once(*family)
     with kernel() as notebook:
@@ -274,8 +276,8 @@ def test_a_checkpoint_is_atomic(victim: str, data: Path) -> None:
         notebook.run("weights = torch.rand(16 << 20, device='cuda'); torch.cuda.synchronize()")
         (session,) = sessions()
         pids = {
-            "kernel": session["kernel_pid"],
-            "worker": session["worker_pid"],
+            "kernel": existing(session["kernel_pid"]),
+            "worker": existing(session["worker_pid"]),
             "agent": agent_pid(),
         }
         cell = notebook.begin("%sing checkpoint mine")

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
@@ -24,8 +23,11 @@ from jupyter_core.paths import jupyter_runtime_dir
 
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, ProcessError
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.criu import mode_probe as forms
 from tests.conftest import processes_in
+from tests.doubles.session.pids import existing
+from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, Kernel, Ran, sessions, wait_for_sessions
 from tests.e2e.notebooks.test_server import Server
 from tests.e2e.trainers import agent_pid
@@ -35,7 +37,6 @@ from tests.integration.conftest import (
     keeper_of,
     kill_at_once,
     parent_of,
-    wait_until,
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -324,11 +325,11 @@ class World:
 
     def find(self, victims: Sequence[str]) -> list[int]:
         """Return the pids of the processes to kill."""
-        found, pids = wait_for_sessions(self._complete), []
+        found, pids = wait_for_sessions(self._complete), list[int]()
         if "kernel" in victims:
-            pids += [each["kernel_pid"] for each in found]
+            pids += [existing(each["kernel_pid"]) for each in found]
         if "worker" in victims:
-            pids += [each["worker_pid"] for each in found]
+            pids += [existing(each["worker_pid"]) for each in found]
         if "agent" in victims:
             agent = agent_pid()
             pids += [agent, keeper_of(agent)] if _with_keeper(victims) else [agent]
@@ -353,7 +354,7 @@ class World:
                 self.server.fetch(f"api/kernels/{each.kernel_id}/restart", "POST")
         wait_until(self._there, LONG_SECONDS)
 
-    def _complete(self, found: list[dict[str, Any]]) -> bool:
+    def _complete(self, found: list[SessionView]) -> bool:
         pids = [each[key] for each in found for key in ("kernel_pid", "worker_pid")]
         return len(found) == len(self.notebooks) and None not in pids
 
@@ -386,7 +387,7 @@ class World:
             pid for pid in children_of(agent) if b"kernelproxy.worker.zygote" in command_of(pid)
         }
         known = {self.server.process.pid, agent, keeper, *zygotes}
-        known.update(each["worker_pid"] for each in found)
+        known.update(pid for each in found if (pid := each["worker_pid"]) is not None)
         for each in found:
             pid = each["kernel_pid"] or 1
             while pid > 1 and pid not in known:  # and its sandbox

@@ -109,7 +109,7 @@ def test_the_process_comes_back_after_everything_has_died(kernels: ExitStack) ->
     expected = ran(first, GO_ON)
     state = ran(first, STATE)
     agent = agent_pid()
-    pids = [each[key] for each in sessions() for key in ("kernel_pid", "worker_pid") if each[key]]
+    pids = [pid for each in sessions() for pid in (each["kernel_pid"], each["worker_pid"]) if pid]
     kill_at_once(agent, keeper_of(agent), *pids)
     second = kernels.enter_context(kernel())
     for _ in range(3):

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyter_client.manager import AsyncKernelManager
@@ -169,6 +170,7 @@ def test_input_and_interrupts_reach_the_current_process(daemon: FakeDaemon, tmp_
         client.input("ab")
         assert one.notebook.finish(cell).stdout == "abab\n"
         for mode in ("signal", "message"):
+            assert one.notebook.manager.kernel_spec is not None
             one.notebook.manager.kernel_spec.interrupt_mode = mode
             cell = one.notebook.begin("import time\nprint('on', flush=True)\ntime.sleep(600)")
             one.notebook.finish(cell, until=lambda ran: "on" in ran.stdout)
@@ -209,6 +211,7 @@ def test_an_earlier_process_takes_the_place_of_the_present_one(
             cells = [notebook.begin("print(next(counter), 'later' in dir())") for _ in range(20)]
             revived = one.order(protocol.Revive(str(images), session, beside=True))
             assert isinstance(revived, protocol.Revived)
+            assert notebook.manager.provisioner is not None
             present = asyncio.run(notebook.manager.provisioner.get_provisioner_info())["pid"]
             late = notebook.begin("print(woken())")
             go_on(present)
@@ -248,6 +251,7 @@ def test_an_accepted_replacement_completes_although_the_agent_has_died(
         cells = [notebook.begin("print(next(counter), 'later' in dir())") for _ in range(3)]
         one.order(protocol.Revive(str(images), "s2", beside=True))
         one.order(protocol.CommitReplace())
+        assert notebook.manager.provisioner is not None
         present = asyncio.run(notebook.manager.provisioner.get_provisioner_info())["pid"]
         one.agent.close()
         go_on(present)
@@ -337,6 +341,7 @@ def test_a_hibernating_kernel_without_an_agent_that_knows_it_ends(
         one.hibernate()
         daemon.forgotten = True
         one.agent.close()
+        assert one.notebook.manager.provisioner is not None
         ended = asyncio.run(asyncio.wait_for(one.notebook.manager.provisioner.wait(), SECONDS_MAX))
         assert ended == 1
 
@@ -345,6 +350,7 @@ def test_a_dead_kernel_is_dead(daemon: FakeDaemon, tmp_path: Path) -> None:
     with managed_kernel(daemon, tmp_path) as one:
         one.revive(one.hibernate())
         one.notebook.begin("os._exit(7)")
+        assert one.notebook.manager.provisioner is not None
         ended = asyncio.run(asyncio.wait_for(one.notebook.manager.provisioner.wait(), SECONDS_MAX))
         assert ended == 7
 
@@ -410,11 +416,12 @@ async def _open(server: Server, daemon: FakeDaemon, directory: Path) -> None:
     async def run(tab: WebSocketClientConnection, code: str) -> str:
         header = {"msg_id": secrets.token_hex(), "msg_type": "execute_request", "version": "5.3"}
         message = {"channel": "shell", "header": {**header, "username": "", "session": "tab"}}
-        rest = {"parent_header": {}, "metadata": {}, "buffers": []}
+        rest: dict[str, Any] = {"parent_header": {}, "metadata": {}, "buffers": []}
         await tab.write_message(json.dumps({**message, **rest, "content": {"code": code}}))
         printed = ""
         while True:
-            said = json.loads(await asyncio.wait_for(tab.read_message(), SECONDS_MAX) or "")
+            received = await asyncio.wait_for(tab.read_message(), SECONDS_MAX)
+            said = json.loads(received or "")
             if said["parent_header"].get("msg_id") != header["msg_id"]:
                 continue
             printed += said["content"].get("text", "")

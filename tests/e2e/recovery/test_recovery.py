@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def test_ten_kills_and_a_suspension_change_no_loss() -> None:
 
         killer = threading.Thread(target=kill)
         killer.start()
-        got = []
+        got: list[str] = []
         while len(killed) < 10 or len(got) < steps:
             got += proxied.train(20)
         done.set()
@@ -84,12 +85,15 @@ def test_deaths_of_the_agent_change_no_loss() -> None:
         killed: list[int] = []
         done = threading.Event()
 
+        def ended(pid: int) -> bool:
+            return not lives(pid)
+
         def kill() -> None:
             while len(killed) < deaths and not done.wait(chance.uniform(0, 2.0)):
                 agent = agent_pid()
                 os.kill(agent, signal.SIGKILL)
                 killed.append(agent)
-                wait_until(lambda agent=agent: not lives(agent))
+                wait_until(partial(ended, agent))
                 if len(killed) == 2:
                     assert verb(Suspend(proxied.session))["worker_pid"] is None
                     os.kill(agent_pid(), signal.SIGKILL)
@@ -98,7 +102,7 @@ def test_deaths_of_the_agent_change_no_loss() -> None:
 
         killer = threading.Thread(target=kill)
         killer.start()
-        got = []
+        got: list[str] = []
         while killer.is_alive() or len(got) < steps:
             got += proxied.train(20)
         done.set()
@@ -142,8 +146,8 @@ def test_many_sessions_are_resident_suspended_and_resumed_without_a_leak(count: 
             each.ask(3)
         assert [each.answer() for each in programs] == [expected[0]] * count
         sessions = status().sessions
-        workers = {each["worker_pid"] for each in sessions}
-        assert len(workers - {None}) == count
+        workers = {pid for each in sessions if (pid := each["worker_pid"]) is not None}
+        assert len(workers) == count
         for each in programs:
             suspended = verb(Suspend(each.session))
             assert (suspended["state"], suspended["memory"]) == ("suspended", 0)

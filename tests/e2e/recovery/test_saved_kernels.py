@@ -46,7 +46,7 @@ from tests.integration.conftest import ROOT, lives
 
 pytestmark = pytest.mark.e2e
 
-MADE = {
+MADE: Any = {  # what a client looks at of a checkpoint
     "name": "mine", "saved": [{"name": "x"}], "omitted": [], "files": 0,
     "only_process": [
         {"name": "lines", "why": "a generator", "partly": False},
@@ -91,7 +91,8 @@ class CheckpointHost:
             case TakeOver() if self.refusal:
                 send_message(channel, Error(self.refusal, "unavailable"))
             case TakeOver():
-                send_message(channel, RestoreReply({}))
+                nothing: Any = {}
+                send_message(channel, RestoreReply(nothing))
             case _:
                 send_message(channel, Done())
 
@@ -130,6 +131,7 @@ class SavedNotebook:
         # free.
         self.manager = KernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/k")
         ours = {"provisioner_name": "local-provisioner"}  # whatever other tests have set
+        assert self.manager.kernel_spec is not None
         self.manager.kernel_spec.metadata["kernel_provisioner"] = ours
         self.manager.start_kernel(
             env=environment,

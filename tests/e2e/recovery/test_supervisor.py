@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import kernel, sessions, wait_for_session
 from tests.e2e.trainers import agent_pid
@@ -70,7 +71,8 @@ def test_torch_is_imported_under_another_agent_than_the_kernel_began_with() -> N
 def test_waiting_for_the_next_agent_can_be_interrupted() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(3, device='cuda')\na.tolist()")
-        worker = wait_for_session(lambda found: found["worker_pid"] is not None)["worker_pid"]
+        session = wait_for_session(lambda found: found["worker_pid"] is not None)
+        worker = existing(session["worker_pid"])
         agent = agent_pid()
         keeper = keeper_of(agent)
         os.kill(keeper, signal.SIGSTOP)
@@ -87,7 +89,8 @@ def test_waiting_for_the_next_agent_can_be_interrupted() -> None:
 def test_without_agent_and_supervisor_a_kernel_keeps_its_python() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(3, device='cuda')\nmine = a.sum().item()")
-        worker = wait_for_session(lambda found: found["worker_pid"] is not None)["worker_pid"]
+        session = wait_for_session(lambda found: found["worker_pid"] is not None)
+        worker = existing(session["worker_pid"])
         agent = agent_pid()
         kill_at_once(agent, keeper_of(agent))
         wait_until(lambda: not lives(worker))  # it still answers before

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import kernel, sessions
 from tests.e2e.trainers import Program, program, session_of, status
@@ -116,11 +117,11 @@ def test_a_notebook_stopped_in_mid_cell_yields_its_device_and_continues_later() 
         cell = first.begin(CELL)
         assert first.finish(cell, lambda ran: "begun" in ran.stdout).stdout == "begun\n"
         found = next(each for each in sessions() if each["state"] == "running")
-        os.kill(found["kernel_pid"], signal.SIGSTOP)
+        os.kill(existing(found["kernel_pid"]), signal.SIGSTOP)
         try:
             there = second.run(CELL)
         finally:
-            os.kill(found["kernel_pid"], signal.SIGCONT)
+            os.kill(existing(found["kernel_pid"]), signal.SIGCONT)
         here = first.finish(cell)
     assert (here.error, there.error) == ("", "")
     assert there.stdout == f"begun\n{here.stdout}"

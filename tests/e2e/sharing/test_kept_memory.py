@@ -44,6 +44,7 @@ def test_freed_memory_is_kept_while_a_program_runs_and_no_longer(
         begin = "import torch; print(torch.ones(9, device='cuda').sum().item())"
         assert notebook.run(begin).stdout == "9.0\n"
         worker = status().sessions[0]["worker_pid"]
+        assert worker is not None
         before, resident_before = faults(worker), resident(worker)
         assert notebook.run(STEPS).stdout == "16777216.0\n"
         # Two blocks, because a block may be freed after the next one was made.

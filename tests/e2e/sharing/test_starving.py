@@ -47,6 +47,7 @@ def test_an_operator_that_wants_more_memory_than_the_machine_has_costs_itself_al
         assert notebook.run("print(kept.sum().item())").stdout == "36.0\n"
         (session,) = status().sessions
         worker = session["worker_pid"]
+        assert worker is not None
         # The next workers are in the group of their zygote.
         (group / "cgroup.procs").write_text(str(parent_of(worker)))
         with contextlib.suppress(ProcessLookupError):

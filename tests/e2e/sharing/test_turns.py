@@ -7,10 +7,10 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from kernelproxy.common.protocol.views import SessionView
 from tests.e2e.trainers import WEIGHTS, Program, program, session_of, status
 
 pytestmark = [pytest.mark.e2e]
@@ -67,7 +67,7 @@ def test_a_waiting_session_shows_its_place_and_expected_wait() -> None:
         ]
         for each in trainers:
             assert each.answer() == ["ready"]
-        steps, told = STEPS, list[dict[str, Any]]()
+        steps, told = STEPS, list[SessionView]()
         while not told:
             for each in trainers:
                 each.ask(steps)

@@ -10,21 +10,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kernelproxy.common.protocol import Resume, Suspend
+from kernelproxy.common.protocol.views import SessionView
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.e2e.trainers import (
     WEIGHTS,
     Program,
-    lives,
     program,
     session_of,
     status,
     verb,
 )
+from tests.integration.conftest import lives
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -64,7 +65,7 @@ def test_an_upload_of_a_gibibyte_is_recoverable_at_every_moment(
     count: int, each: int, runtime_dir: Path
 ) -> None:
     done = threading.Event()
-    seen: list[dict[str, Any]] = []
+    seen: list[SessionView] = []
 
     def watch() -> None:
         while not done.wait(0.02):
@@ -82,7 +83,7 @@ def test_an_upload_of_a_gibibyte_is_recoverable_at_every_moment(
         assert seen
         assert [found["reason"] for found in seen if not found["recoverable"]] == []
         assert "freed without a snapshot" not in (runtime_dir / "agent.log").read_text()
-        worker = session_of(started)["worker_pid"]
+        worker = existing(session_of(started)["worker_pid"])
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: not lives(worker))
         assert float.fromhex(started.do("sum")) == count * each / 4
@@ -95,10 +96,12 @@ def test_the_second_snapshot_of_an_inference_session_copies_next_to_nothing() ->
     with weights() as started:
         inference(started)
         first = verb(Suspend(started.session))["snapshot"]
+        assert first is not None
         assert STATE_BYTES <= first["bytes"] < 1.01 * STATE_BYTES
         verb(Resume(started.session))
         answer = started.do("infer 3")
         second = verb(Suspend(started.session))["snapshot"]
+        assert second is not None
         assert second["position"] > first["position"]
         assert second["copied"] < 0.01 * first["bytes"]
         verb(Resume(started.session))

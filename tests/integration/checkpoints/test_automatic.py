@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from kernelproxy.common.protocol import (
     StopReply,
     Suspend,
 )
+from kernelproxy.common.protocol.views import AutomaticView
 from kernelproxy.kernel import activation
 from kernelproxy.kernel.activation.agent_connection import Link
 from tests.doubles.session.client import WAIT_SECONDS, ToyClient
@@ -77,9 +79,8 @@ def run_cells(client: ToyClient, count: int = 1) -> None:
             pass
 
 
-def automatic(host: ToyHost, client: ToyClient) -> dict[str, Any]:
-    found: dict[str, Any] = host.session(client)["automatic"]
-    return found
+def automatic(host: ToyHost, client: ToyClient) -> AutomaticView:
+    return host.session(client)["automatic"]
 
 
 def names(host: ToyHost) -> set[str]:
@@ -389,10 +390,9 @@ def test_the_last_checkpoint_is_that_of_the_notebook(toy_host: StartHost) -> Non
 def test_the_checkpoint_of_a_dead_kernel_is_offered_until_settled(toy_host: StartHost) -> None:
     host = toy_host()
 
-    def report(session: str) -> dict[str, Any]:
+    def report(session: str) -> Any:
         (found,) = (each for each in host.status().sessions if each["id"] == session)
-        last: dict[str, Any] = found["last_checkpoint"]
-        return last
+        return found["last_checkpoint"]
 
     first = host.open()
     put_away(first, "before")
@@ -434,17 +434,21 @@ def test_a_kernel_whose_connection_ends_has_died_unless_that_was_wanted(
     toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
+
+    def is_gone(session: str) -> bool:
+        return session not in {each["id"] for each in host.status().sessions}
+
     for wanted in (False, True):
         client = host.client(kernel_id=f"k{wanted}")
         put_away(client.session, f"of-{wanted}")
         client.close()
         host.clients.remove(client)
-        gone = client.session
-        wait_until(lambda gone=gone: gone not in {each["id"] for each in host.status().sessions})
+        wait_until(partial(is_gone, client.session))
         if wanted:
             host.call(CloseSession(client.session))
         session = host.open(kernel_id=f"k{wanted}")
         (found,) = (each for each in host.status().sessions if each["id"] == session)
+        assert found["last_checkpoint"] is not None
         assert found["last_checkpoint"]["died"] is not wanted
 
 
@@ -462,8 +466,9 @@ def test_restoring_settles_what_a_kernel_left_that_died(
         if restore == "asked":
             asking = Asking(host, Restore(client.session, f"before-{number}"))
             wish = wishes.next()
-            host.call(Carried(client.session, wish.verb, wish.name, "", {"checkpoint": "x"}))
-            assert asking.answer() == RestoreReply({"checkpoint": "x"})
+            outcome: Any = {"checkpoint": "x"}
+            host.call(Carried(client.session, wish.verb, wish.name, "", outcome))
+            assert asking.answer() == RestoreReply(outcome)
         else:
             take_out(f"before-{number}")
         assert last_of(host, client.session) == f"since-{number}"

@@ -26,11 +26,13 @@ from kernelproxy.common.protocol import (
     CloseSession,
     DeleteCheckpoint,
     KernelRequest,
+    Message,
     OpenCheckpoint,
     Progress,
     Restore,
     RestoreReply,
 )
+from kernelproxy.common.protocol.views import CheckpointView, RestoreView
 from kernelproxy.common.shared_memory import close_all
 from kernelproxy.kernel import activation
 from kernelproxy.storage.threads import Cancel, file_lock
@@ -66,7 +68,7 @@ def hand_over(
     files: bytes = b"",
     *,
     automatic: bool = False,
-) -> dict[str, Any]:
+) -> CheckpointView:
     fds = [os.memfd_create(name) for name in ("host", "files")]
     try:
         os.write(fds[0], content)
@@ -93,7 +95,7 @@ def take_out(name: str) -> tuple[CheckpointOpened, bytes, bytes, bytes]:
     return reply, contents[0], contents[1], contents[2]
 
 
-def listed(host: ToyHost) -> list[dict[str, Any]]:
+def listed(host: ToyHost) -> list[CheckpointView]:
     reply = host.call(CheckpointsRequest())
     assert isinstance(reply, CheckpointsReply)
     return reply.checkpoints
@@ -334,8 +336,9 @@ def test_callers_and_subscribers_receive_the_progress(
             assert isinstance(first, Progress)
             wait_until(lambda: kernel.host.session(client)["progress"])
             progress = kernel.host.session(client)["progress"]
+            assert progress is not None
             assert (progress["verb"], progress["checkpoint"]) == ("checkpoint", "one")
-        reply = first
+        reply: Message = first
         while isinstance(reply, Progress):
             reply = connection.more(WAIT_SECONDS)
         assert isinstance(reply, CheckpointReply)
@@ -346,9 +349,15 @@ def test_callers_and_subscribers_receive_the_progress(
 def test_a_caller_receives_the_outcome_of_a_restore(kernel: CheckpointKernel) -> None:
     client = kernel.host.client()
     hand_over(client.session, "one", host_state(0, b"x"), b"x")
-    outcome = {"checkpoint": "one", "variables": 1, "files": 0, "aside": {}, "problems": []}
+    outcome: RestoreView = {
+        "checkpoint": "one",
+        "variables": 1,
+        "files": 0,
+        "aside": {},
+        "problems": [],
+    }
     wish = kernel.ask(Restore(client.session, "one"))
-    kernel.host.call(Carried(client.session, wish.verb, wish.name, "", outcome))
+    kernel.host.call(Carried(client.session, wish.verb, wish.name, "", {**outcome}))
     assert kernel.reply() == RestoreReply(outcome)
     wish = kernel.ask(Restore(client.session, "one"))
     kernel.host.call(Carried(client.session, wish.verb, wish.name, "There is no torch."))

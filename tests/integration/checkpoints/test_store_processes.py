@@ -11,11 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kernelproxy.common.errors import StoreError
 from kernelproxy.storage.chunk_store import ChunkStore
+from kernelproxy.storage.manifest import Label
 from tests.doubles.storage import storing
 
 ROOT = Path(__file__).parents[3]
@@ -34,14 +36,17 @@ class Workshop:
             text=True,
         )
 
-    def begin(self, **order) -> None:
+    def begin(self, **order: Any) -> None:
         print(json.dumps(order), file=self._process.stdin, flush=True)
 
-    def end(self) -> tuple[list[list], int]:
+    def end(self) -> tuple[list[list[Any]], int]:
+        assert self._process.stdout is not None
         said, status = json.loads(self._process.stdout.readline())
         return said, status
 
     def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
         assert self._process.wait() == 0
@@ -74,7 +79,7 @@ class Model:
     def __init__(self) -> None:
         self._seeds: dict[tuple[str, str], int] = {}
 
-    def learn(self, said: list[list], found: dict[tuple[str, str], int]) -> None:
+    def learn(self, said: list[list[Any]], found: dict[tuple[str, str], int]) -> None:
         """Check the names found after a kill against the output before it, and adopt them."""
         unfinished = None
         for word, *rest in said:
@@ -83,13 +88,14 @@ class Model:
             else:
                 assert word == "end" or rest == ["unknown"], (word, rest)
                 if word == "end":
+                    assert unfinished is not None
                     self._seeds = self._after(unfinished)
                 unfinished = None
         allowed = [self._seeds] + ([self._after(unfinished)] if unfinished else [])
         assert found in allowed
         self._seeds = found
 
-    def _after(self, operation: list) -> dict[tuple[str, str], int]:
+    def _after(self, operation: list[Any]) -> dict[tuple[str, str], int]:
         kind, owner, name, seed = operation
         seeds = dict(self._seeds)
         if kind == "put":
@@ -192,7 +198,7 @@ def test_nothing_is_collected_while_a_process_stores(tmp_path: Path) -> None:
         refused.append(caught.value.reason)
 
     try:
-        label = storing.Label("ann", "one", "session", "2.13.0", "software")
+        label = Label("ann", "one", "session", "2.13.0", "software")
         store.put(label, fd, [extent for extent, _ in extents], progress=progress)
     finally:
         os.close(fd)

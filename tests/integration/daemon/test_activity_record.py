@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from kernelproxy.common.protocol import (
     Resume,
     Suspend,
 )
+from kernelproxy.common.protocol.views import ActivityView
 from kernelproxy.common.sqlite_writer import opened
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
@@ -30,7 +30,7 @@ SETTINGS: dict[str, object] = {"engine": {}, "idle_timeout": 0}
 StartHost = Callable[..., ToyHost]
 
 
-def recorded() -> dict[str, Any]:
+def recorded() -> ActivityView:
     """Return the content of the record."""
     return activity_store.read(paths.runtime_dir(), 0.0, time.time(), 0.0, os.getuid())
 
@@ -64,7 +64,7 @@ def test_the_record_says_what_sessions_have_done(toy_host: StartHost) -> None:
     name = client.session
     host.work(client, 100 * MIB)
 
-    def most() -> int:
+    def most() -> float:
         (device, _) = recorded()["devices"]
         return max(count for _, count in device["memory"])
 
@@ -105,7 +105,7 @@ def test_waiting_sessions_are_counted(toy_host: StartHost) -> None:
         other.add(1)
     assert other.read() == other.state
 
-    def counts() -> set[int]:
+    def counts() -> set[float]:
         (device,) = recorded()["devices"]
         return {count for _, count in device["queue"]}
 

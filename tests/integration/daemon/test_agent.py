@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,8 +30,10 @@ from kernelproxy.common.protocol import (
     StatusRequest,
     Suspend,
 )
+from kernelproxy.common.protocol.views import SessionView
 from tests.doubles.daemon.zygote import step
 from tests.doubles.session.client import ToyClient
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.integration.checkpoints.test_checkpoints import hand_over, host_state
 from tests.integration.conftest import ToyHost, from_outside, lives
@@ -74,7 +76,7 @@ def test_an_idle_session_is_suspended_and_comes_back_by_itself(toy_host: StartHo
     client.use(10 * MIB)
     client.add(1)
     assert client.read() == client.state
-    worker = host.session(client)["worker_pid"]
+    worker = existing(host.session(client)["worker_pid"])
     suspended = wait_until(lambda: host.when(client, "suspended"))
     assert (suspended["worker_pid"], suspended["memory"], suspended["tier"]) == (None, 0, "parked")
     assert suspended["reason"] == "Not used for 0.2 seconds. Resumes when you run a cell."
@@ -173,6 +175,7 @@ def test_a_session_paused_in_mid_cell_names_the_user_and_resumes_on_any_run(
         assert said is not None, found["reason"]
         assert before < datetime.fromisoformat(said[1]).timestamp() < time.time()
         assert found["suspended_by"] == found["owner"]
+        assert found["suspended_at"] is not None
         assert before < datetime.fromisoformat(found["suspended_at"]).timestamp() < time.time()
         client.add(2)
         client.link.tell_asked()  # the user has run another cell, which waits for this one
@@ -279,7 +282,9 @@ def test_a_call_that_kills_its_worker_three_times_is_skipped(toy_host: StartHost
     assert client.read() == client.state
 
 
-def test_a_call_that_kills_its_worker_twice_is_tried_again(toy_host: StartHost, tmp_path) -> None:
+def test_a_call_that_kills_its_worker_twice_is_tried_again(
+    toy_host: StartHost, tmp_path: Path
+) -> None:
     host = toy_host()
     client = host.client()
     client.append(f"die-until {tmp_path / 'now'}")
@@ -294,16 +299,20 @@ def test_killing_an_idle_worker_again_and_again_skips_nothing(toy_host: StartHos
     host = toy_host()
     client = host.client()
     host.work(client)
+
+    def has_another(worker: int) -> bool:
+        return host.session(client)["worker_pid"] not in (None, worker)
+
     for _ in range(4):
         worker = wait_until(lambda: host.session(client)["worker_pid"])
         os.kill(worker, signal.SIGKILL)
-        wait_until(lambda worker=worker: host.session(client)["worker_pid"] not in (None, worker))
+        wait_until(partial(has_another, worker))
         host.rested(client)
     client.add(2)
     assert client.read() == client.state
 
 
-def test_a_worker_that_hangs_can_be_suspended(toy_host: StartHost, tmp_path) -> None:
+def test_a_worker_that_hangs_can_be_suspended(toy_host: StartHost, tmp_path: Path) -> None:
     hurry = tmp_path / "hurry"
     host = toy_host(hurry=str(hurry))
     client = host.client()
@@ -319,7 +328,7 @@ def test_a_worker_that_hangs_can_be_suspended(toy_host: StartHost, tmp_path) -> 
     assert host.session(client)["worker_pid"] is None
 
 
-def test_a_long_operator_is_not_taken_for_a_fault(toy_host: StartHost, tmp_path) -> None:
+def test_a_long_operator_is_not_taken_for_a_fault(toy_host: StartHost, tmp_path: Path) -> None:
     hurry = tmp_path / "hurry"
     host = toy_host(log_bytes=1 << 14, log_budget=1 << 10, hurry=str(hurry))
     client = host.client()
@@ -355,7 +364,7 @@ def test_a_corrupt_log_ends_that_session_alone(toy_host: StartHost) -> None:
 
 
 def test_a_session_whose_worker_does_not_start_waits_says_why_and_loses_nothing(
-    toy_host: StartHost, tmp_path, monkeypatch
+    toy_host: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuses = tmp_path / "refuses"
     monkeypatch.setenv("TOY_REFUSE", str(refuses))
@@ -379,7 +388,7 @@ def test_a_session_whose_worker_does_not_start_waits_says_why_and_loses_nothing(
 
 
 def test_a_session_whose_worker_does_not_start_is_checkpointed_meanwhile(
-    toy_host: StartHost, tmp_path, monkeypatch
+    toy_host: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
     refuses = tmp_path / "refuses"
@@ -399,7 +408,9 @@ def test_a_session_whose_worker_does_not_start_is_checkpointed_meanwhile(
         assert client.read() == client.state
 
 
-def test_a_session_tries_again_by_itself(toy_host: StartHost, tmp_path, monkeypatch) -> None:
+def test_a_session_tries_again_by_itself(
+    toy_host: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuses = tmp_path / "refuses"
     monkeypatch.setenv("TOY_REFUSE", str(refuses))
     refuses.touch()
@@ -489,7 +500,7 @@ def test_a_compilation_reports_its_progress(
     session = host.open()
     host.call(Prepare(sys.executable))
 
-    def told() -> dict[str, Any]:
+    def told() -> SessionView:
         (found,) = host.status().sessions
         return found
 
@@ -551,7 +562,7 @@ def test_a_session_ends_with_its_kernel(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
     host.work(client)
-    worker = host.session(client)["worker_pid"]
+    worker = existing(host.session(client)["worker_pid"])
     client.close()
     host.clients.clear()
     wait_until(lambda: not host.status().sessions)

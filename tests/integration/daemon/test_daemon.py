@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ from kernelproxy.common.protocol import (
 from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ROOT, ToyHost, keeper_of, kill_at_once, lives
+
+StartHost = Callable[..., ToyHost]
 
 ASK = (
     "from kernelproxy.common.ipc import agent_client as control\n"
@@ -102,7 +105,7 @@ def test_connecting_to_one_that_leaves_all_the_time_always_works(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_LINGER", "0.001")
-    pids = set()
+    pids = set[int]()
     chance = random.Random(1)
     rounds = 0
     while rounds < 40 or len(pids) <= 5:  # how often it has exited by then depends on timing
@@ -113,8 +116,8 @@ def test_connecting_to_one_that_leaves_all_the_time_always_works(
         time.sleep(chance.uniform(0, 0.02))  # meets the exiting agent at any moment
 
 
-def test_stopping_waits_until_it_has_ended_its_sessions(toy_host) -> None:
-    host: ToyHost = toy_host()
+def test_stopping_waits_until_it_has_ended_its_sessions(toy_host: StartHost) -> None:
+    host = toy_host()
     client = host.client()
     host.work(client)
     family = host.children()
@@ -131,8 +134,8 @@ def test_after_a_stop_the_next_one_starts(runtime_dir: Path) -> None:
             connection.call(Stop(), WAIT_SECONDS)
 
 
-def test_a_killed_daemon_takes_workers_and_zygotes_along(toy_host) -> None:
-    host: ToyHost = toy_host()
+def test_a_killed_daemon_takes_workers_and_zygotes_along(toy_host: StartHost) -> None:
+    host = toy_host()
     client = host.client()
     host.work(client)
     fds = [os.pidfd_open(pid) for pid in host.children()]
@@ -240,13 +243,17 @@ def test_an_unresponsive_daemon_times_out(
                 connection.call(StatusRequest(), 0.05)
 
 
-def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:
-    host: ToyHost = toy_host(linger=0.5, stays=True)
+def test_a_zygote_that_no_session_uses_ends(toy_host: StartHost) -> None:
+    host = toy_host(linger=0.5, stays=True)
     client = host.client()
     host.work(client)
     host.call(Prepare("/nonexistent/python"))  # another environment, which has no zygote
     host.open("other")
-    family = wait_until(lambda: found if len(found := host.children()) == 2 else None)
+
+    def family_of_two() -> list[int] | None:
+        return found if len(found := host.children()) == 2 else None
+
+    family = wait_until(family_of_two)
     (zygote,) = set(family) - {host.session(client)["worker_pid"]}
     client.close()
     host.clients.clear()
@@ -274,9 +281,9 @@ def test_deep_runtime_directories_work(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_zygote_that_no_session_uses_ends_though_others_come_and_go(
-    toy_host, tmp_path: Path
+    toy_host: StartHost, tmp_path: Path
 ) -> None:
-    host: ToyHost = toy_host(linger=0.5, stays=True)
+    host = toy_host(linger=0.5, stays=True)
     host.work(host.client())
     (used,) = set(host.children()) - {host.status().sessions[0]["worker_pid"]}
     (tmp_path / "python").symlink_to(os.path.realpath(sys.executable))
@@ -292,10 +299,12 @@ def test_a_zygote_that_no_session_uses_ends_though_others_come_and_go(
     assert lives(used)
 
 
-def test_without_descriptors_the_agent_pauses_and_ends_no_session(toy_host, tmp_path: Path) -> None:
+def test_without_descriptors_the_agent_pauses_and_ends_no_session(
+    toy_host: StartHost, tmp_path: Path
+) -> None:
     log = tmp_path / "agent.log"
     log.touch()
-    host: ToyHost = toy_host(log=str(log))
+    host = toy_host(log=str(log))
     works, comes_back = host.client("works"), host.client("comes back")
     for client in (works, comes_back):
         host.work(client)
@@ -316,8 +325,10 @@ def test_without_descriptors_the_agent_pauses_and_ends_no_session(toy_host, tmp_
     assert asking.communicate()[0] == f"{agent}\n"
 
 
-def test_a_socket_whose_file_has_gone_is_made_anew_and_outlives_the_agent(toy_host) -> None:
-    host: ToyHost = toy_host()
+def test_a_socket_whose_file_has_gone_is_made_anew_and_outlives_the_agent(
+    toy_host: StartHost,
+) -> None:
+    host = toy_host()
     client = host.client()
     host.work(client)
     agent, path = host.agent_pid(), paths.runtime_dir() / paths.SOCKET_NAME
@@ -333,8 +344,8 @@ def test_a_socket_whose_file_has_gone_is_made_anew_and_outlives_the_agent(toy_ho
         agent = host.agent_pid()
 
 
-def test_a_daemon_removes_and_repairs_its_own_socket_only(toy_host) -> None:
-    host: ToyHost = toy_host()
+def test_a_daemon_removes_and_repairs_its_own_socket_only(toy_host: StartHost) -> None:
+    host = toy_host()
     directory = paths.runtime_dir()
     (directory / "agent.lock").unlink()  # another process may hold the lock now
     (directory / "agent.lock").touch()
@@ -349,9 +360,9 @@ def test_a_daemon_removes_and_repairs_its_own_socket_only(toy_host) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_stays_of_sessions_that_have_closed(toy_host, tmp_path: Path) -> None:
+def test_nothing_stays_of_sessions_that_have_closed(toy_host: StartHost, tmp_path: Path) -> None:
     path = tmp_path / "objects"
-    host: ToyHost = toy_host("cpu:4GiB@1", linger=0.1, objects=str(path))
+    host = toy_host("cpu:4GiB@1", linger=0.1, objects=str(path))
     kept = host.client("kept")
     host.work(kept)
 
@@ -379,8 +390,8 @@ def test_nothing_stays_of_sessions_that_have_closed(toy_host, tmp_path: Path) ->
     assert kept.read() == kept.state
 
 
-def test_a_limit_on_file_sizes_is_named_in_the_error(toy_host) -> None:
-    host: ToyHost = toy_host()
+def test_a_limit_on_file_sizes_is_named_in_the_error(toy_host: StartHost) -> None:
+    host = toy_host()
     client = host.client()
     host.work(client)
     agent = host.agent_pid()

@@ -10,6 +10,7 @@ import pytest
 
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import Resume, Suspend
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.integration.checkpoints.test_checkpoints import hand_over, host_state
 from tests.integration.conftest import ToyHost
@@ -71,7 +72,7 @@ def test_whatever_dies_on_a_full_disk_nothing_is_lost(
     host.kill_agent()
     other = host.client("other")
     host.work(other)
-    host.kill(host.agent_pid(), host.session(other)["worker_pid"])
+    host.kill(host.agent_pid(), existing(host.session(other)["worker_pid"]))
     for each in (client, other):
         each.add(3)
         assert each.read() == each.state

@@ -189,8 +189,8 @@ def test_sessions_of_other_users_are_refused(
         ):
             assert (await ask(agent, request)).reason == "not-allowed", request
         assert (await ask(agent, CheckpointsRequest())).checkpoints == []
-        for request in (OpenCheckpoint("mine"), DeleteCheckpoint("mine")):
-            assert (await ask(agent, request)).reason == "unknown-checkpoint", request
+        for unknown in (OpenCheckpoint("mine"), DeleteCheckpoint("mine")):
+            assert (await ask(agent, unknown)).reason == "unknown-checkpoint", unknown
         await agent.close()
 
     asyncio.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ class FrontEnd:
         """Wait until a session is seen with these fields."""
 
         def is_seen() -> bool:
-            found = self.sessions.get(session, {})
+            found: dict[str, Any] = {**self.sessions.get(session, {})}
             return all(found.get(name) == value for name, value in fields.items())
 
         self.until(is_seen)

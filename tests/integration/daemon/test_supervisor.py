@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,7 @@ from kernelproxy.common.protocol import (
     Suspend,
 )
 from tests.doubles.session.client import WAIT_SECONDS, ToyClient
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ROOT, ToyHost, from_outside, lives
 
@@ -41,7 +44,8 @@ class InFlight:
     """A request that the agent has received, or will receive, but cannot answer: it is stopped."""
 
     def __init__(self, host: ToyHost, request: Message) -> None:
-        self.host, self.answer = host, None
+        self.host = host
+        self.answer: Message | None = None
         self.agent = host.agent_pid()
         self._connection = agent_client.connect(start=False)
         os.kill(self.agent, signal.SIGSTOP)
@@ -52,7 +56,7 @@ class InFlight:
         with self._connection:
             self.answer = self._connection.call(request, WAIT_SECONDS)
 
-    def kill_agent(self):
+    def kill_agent(self) -> Any:
         """Kill the agent; return the answer of the next one."""
         self.host.kill(self.agent)
         self._thread.join()
@@ -76,9 +80,9 @@ def test_a_killed_agent_changes_no_result(toy_host: StartHost, moment: str) -> N
         host.call(Suspend(client.session, "You asked for it."))
     if moment == "suspended":
         wait_until(lambda: host.when(client, "suspended"))
-    before = host.session(client)
+    before: dict[str, Any] = {**host.session(client)}
     host.kill_agent()
-    after = host.session(client)
+    after: dict[str, Any] = {**host.session(client)}
     assert host.agent_pid() != agent
     same = ("id", "name", "owner", "kernel_id", "kernel_pid", "device", "log_head", "operators")
     assert [after[key] for key in same] == [before[key] for key in same]
@@ -238,7 +242,7 @@ def test_sessions_that_waited_for_memory_keep_their_places(toy_host: StartHost) 
     with first.cell():
         for client in (third, second):
             client.add(2)
-            wait_until(lambda client=client: host.when(client, "queued"))
+            wait_until(partial(host.when, client, "queued"))
         host.kill_agent()
         first.add(2)
         assert first.read() == first.state
@@ -290,7 +294,7 @@ def test_a_stopped_worker_of_the_dead_agent_is_ended_before_the_next_one(
     host = toy_host()
     client = host.client()
     host.work(client)
-    worker = host.session(client)["worker_pid"]
+    worker = existing(host.session(client)["worker_pid"])
     os.kill(worker, signal.SIGSTOP)
     client.add(2)
     host.kill_agent()

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,7 @@ def plainly(machine: SharedMachine) -> dict[int, str]:
     return {uid: machine.program(0, TRAINING, str(uid), "cpu", "") for uid in (ALICE, BOB)}
 
 
-def of(machine: SharedMachine, owner: int, seen_by: int = 0) -> dict:
+def of(machine: SharedMachine, owner: int, seen_by: int = 0) -> dict[str, Any]:
     """Return a user's session as another user sees it."""
     (found,) = (s for s in machine.status(seen_by) if s["owner"] == f"uid:{owner}")
     return found

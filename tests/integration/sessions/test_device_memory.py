@@ -6,9 +6,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from kernelproxy.common.protocol import CloseSession, Resume, Suspend
 from tests.doubles.session.client import ToyClient
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 
@@ -167,7 +169,7 @@ def test_a_queued_session_can_be_suspended_and_closed(toy_host: StartHost) -> No
     with first.cell():
         for client in (second, third):
             client.add(2)
-            wait_until(lambda client=client: host.when(client, "queued"))
+            wait_until(partial(host.when, client, "queued"))
         assert host.call(Suspend(second.session)).session["state"] == "suspended"
         host.call(CloseSession(third.session))
         assert {each["name"] for each in host.status().sessions} == {"first", "second"}
@@ -183,7 +185,7 @@ def test_a_dead_worker_comes_back_while_others_wait(toy_host: StartHost) -> None
     with first.cell():
         second.add(2)
         wait_until(lambda: host.when(second, "queued"))
-        os.kill(host.session(first)["worker_pid"], signal.SIGKILL)
+        os.kill(existing(host.session(first)["worker_pid"]), signal.SIGKILL)
         first.add(2)
         assert first.read() == first.state
     assert second.read() == second.state
@@ -196,7 +198,7 @@ def test_a_wish_that_comes_while_room_is_made_for_less_gets_its_own_answer(
     first, second = host.client("first"), host.client("second")
     for client, used in ((first, 100 * MIB), (second, 200 * MIB)):
         host.work(client, used)
-    worker = host.rested(second)["worker_pid"]
+    worker = existing(host.rested(second)["worker_pid"])
     wait_until(lambda: host.when(first, "suspended"))
     os.kill(worker, signal.SIGSTOP)  # making room takes a while
     try:

@@ -10,7 +10,9 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import MigrateRequest
 from tests.doubles.session.client import ToyClient
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost, kill_at_once, lives
 
@@ -42,16 +45,20 @@ def start(
     return start
 
 
-def audit(tmp_path: Path) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads((tmp_path / "audit").read_text())
+def audit(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tmp_path / "audit").read_text())
     assert found["wrong"] == []
     return found
 
 
 def check_no_lease_is_left(host: ToyHost, tmp_path: Path, *clients: ToyClient) -> None:
     """Wait until all are idle, and no session holds a lease."""
+
+    def rests(client: ToyClient) -> bool:
+        return host.session(client)["state"] in ("idle", "suspended")
+
     for each in clients:
-        wait_until(lambda each=each: host.session(each)["state"] in ("idle", "suspended"))
+        wait_until(partial(rests, each))
     wait_until(lambda: not audit(tmp_path)["engine"] and not audit(tmp_path)["agent"])
 
 
@@ -80,7 +87,7 @@ def test_a_stopped_worker_gives_way(start: Start, tmp_path: Path) -> None:
         first.append(f"wait {tmp_path / 'go-on'}")
         first.add(2)
         wait_until((tmp_path / "go-on.begun").exists)
-        worker = host.session(first)["worker_pid"]
+        worker = existing(host.session(first)["worker_pid"])
         os.kill(worker, signal.SIGSTOP)
         with second.cell():
             second.add(3)
@@ -97,7 +104,7 @@ def test_a_stopped_worker_without_waiters_is_rebuilt(start: Start, tmp_path: Pat
     client = host.client("alone")
     client.append(f"wait {tmp_path / 'go-on'}")
     wait_until((tmp_path / "go-on.begun").exists)
-    os.kill(host.session(client)["worker_pid"], signal.SIGSTOP)
+    os.kill(existing(host.session(client)["worker_pid"]), signal.SIGSTOP)
     (tmp_path / "go-on").touch()
     client.add(1)
     assert client.read() == client.state
@@ -119,7 +126,7 @@ def test_a_worker_that_comes_to_no_end_gives_way(
         first.append(f"{verb} {tmp_path / 'go-on'}")
         first.add(2)
         wait_until((tmp_path / "go-on.begun").exists)
-        worker = host.session(first)["worker_pid"]
+        worker = existing(host.session(first)["worker_pid"])
         with second.cell():
             second.add(3)
             assert second.read() == second.state
@@ -136,7 +143,7 @@ def test_a_stopped_worker_that_rests_gives_its_memory(start: Start, tmp_path: Pa
     host = start("cpu:256MiB@1")
     first, second = host.client("first"), host.client("second")
     host.work(first, 150 * MIB)
-    worker = host.session(first)["worker_pid"]
+    worker = existing(host.session(first)["worker_pid"])
     os.kill(worker, signal.SIGSTOP)
     host.work(second, 150 * MIB)
     assert not lives(worker)
@@ -203,7 +210,7 @@ def test_whatever_dies_leaves_the_device_to_others(
     elif moment == "loading":
         kill_at_once(*(set(host.children()) - before))
     else:
-        kill_at_once(host.session(first)["worker_pid"])
+        kill_at_once(existing(host.session(first)["worker_pid"]))
     if moment == "loading" and what == "kernel":
         assert second.read() == second.state  # no session waits for it
     slow.unlink(missing_ok=True)

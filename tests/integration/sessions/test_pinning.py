@@ -18,8 +18,10 @@ from kernelproxy.common.protocol import (
     SetPriority,
     Suspend,
 )
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.common.scheduler_api import TIERS
 from tests.doubles.session.client import ToyClient
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost, kill_at_once
 
@@ -29,8 +31,8 @@ StartHost = Callable[..., ToyHost]
 SHORT = {"engine": {"quanta": [0.02] * 4, "run_min_switches": 0.0}}
 
 
-def pin(host: ToyHost, client: ToyClient, pinned: bool = True) -> dict:
-    found: dict = host.call(Pin(client.session, pinned)).session
+def pin(host: ToyHost, client: ToyClient, pinned: bool = True) -> SessionView:
+    found: SessionView = host.call(Pin(client.session, pinned)).session
     assert found["pinned"] is pinned
     return found
 
@@ -122,7 +124,7 @@ def test_a_pinned_session_comes_back_to_its_device(toy_host: StartHost) -> None:
     where = host.work(client, MIB)["device"]
     pin(host, client)
     for _ in range(5):
-        kill_at_once(host.session(client)["worker_pid"])
+        kill_at_once(existing(host.session(client)["worker_pid"]))
         assert host.work(client, MIB)["device"] == where
 
 

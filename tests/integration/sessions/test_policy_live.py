@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,7 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import CloseSession, GetPolicy, OpenSession, SetPolicy, Suspend
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.common.scheduler_api import Allowance
 from kernelproxy.common.shared_memory import Presence
 from tests.doubles.session.client import ToyClient
@@ -62,7 +62,7 @@ def decisions(client: ToyClient, kind: str) -> list[str]:
     return [each.reason for each in found if each.kind == kind]
 
 
-def queued(host: ToyHost, client: ToyClient) -> dict[str, Any]:
+def queued(host: ToyHost, client: ToyClient) -> SessionView:
     return wait_until(lambda: host.when(client, "queued"))
 
 
@@ -423,7 +423,10 @@ def test_a_guarantee_is_kept_and_borrowers_lose_nothing(
 
 def places(host: ToyHost, *clients: ToyClient) -> list[int]:
     """Return the queue positions of the waiting sessions, in ascending order."""
-    return sorted(host.session(each)["queue_position"] for each in clients)
+    found = [host.session(each)["queue_position"] for each in clients]
+    waiting = [place for place in found if place is not None]
+    assert len(waiting) == len(found)
+    return sorted(waiting)
 
 
 # -------------------------------------------------------------------- accounts

@@ -6,12 +6,14 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import CloseSession, Resume, Suspend
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.threads import Cancel, file_lock
 from tests.doubles.session.client import ToyClient
@@ -28,7 +30,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def cold(host: ToyHost, client: ToyClient) -> dict | None:
+def cold(host: ToyHost, client: ToyClient) -> SessionView | None:
     found = host.session(client)
     return found if found["tier"] == "cold" else None
 
@@ -122,7 +124,7 @@ def test_the_longest_unused_makes_room_in_host_memory(toy_host: StartHost) -> No
         host.work(client)
     for client in (first, second):
         host.call(Suspend(client.session))
-        wait_until(lambda client=client: cold(host, client))
+        wait_until(partial(cold, host, client))
     for client in (second, first):
         assert host.call(Resume(client.session)).session["tier"] == "resident"
         client.add(2)

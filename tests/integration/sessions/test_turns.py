@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from kernelproxy.common.protocol import (
     Suspend,
 )
 from tests.doubles.session.client import ToyClient
+from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 
@@ -34,11 +36,11 @@ MIB = 1 << 20
 StartHost = Callable[..., ToyHost]
 
 #: Turns of 20 ms, by a controller double and by the scheduler, and turns that never end.
-SHORT = {
+SHORT: dict[str, dict[str, Any]] = {
     "turns": {"quantum": 0.02},
     "engine": {"engine": {"quanta": [0.02] * 4, "run_min_switches": 0.0}},
 }
-LONG = {
+LONG: dict[str, dict[str, Any]] = {
     "turns": {"quantum": 1000.0},
     "engine": {"engine": {"quanta": [1000.0] * 4}},
 }
@@ -79,8 +81,8 @@ def test_sessions_on_one_device_take_turns(toy_host: StartHost, arbiter: str) ->
     for _ in range(2):
         failures: list[BaseException] = []
         threads = [work(each, 500, failures) for each in clients]
-        for each in threads:
-            each.join()
+        for thread in threads:
+            thread.join()
         assert failures == []
     for each in clients:
         host.rested(each)
@@ -105,6 +107,7 @@ def test_a_turn_ends_in_the_middle_of_a_cell(
             assert found["reason"].startswith("Waiting for ")
             assert found["queued_for"] >= 0
             assert found["queue_position"] == 1
+            assert found["expected_wait"] is not None
             assert found["expected_wait"] >= 0
             go_on.touch()
             assert second.read() == second.state
@@ -320,7 +323,7 @@ def test_a_stopped_worker_keeps_its_turn_and_loses_nothing(
     first, second = host.client("first"), host.client("second")
     host.work(first, 0)
     host.work(second, 0)
-    worker = host.session(first)["worker_pid"]
+    worker = existing(host.session(first)["worker_pid"])
     os.kill(worker, signal.SIGSTOP)
     first.add(1)
     second.add(1)

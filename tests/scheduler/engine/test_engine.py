@@ -623,7 +623,8 @@ def test_a_session_refused_by_a_device_is_served_by_another() -> None:
     decisions = engine.handle(events.CellSubmitted(now, "a"))
     while len(tried) < 8:
         for grant in (each for each in decisions if isinstance(each, Grant)):
-            tried.append((now, *grant.devices))
+            (device,) = grant.devices
+            tried.append((now, device))
             refused = events.GrantRefused(now, "a", grant.token, "no room")
             decisions = engine.handle(refused)
             break
@@ -661,19 +662,20 @@ def test_a_migration_is_answered_and_who_waits_for_it_goes_on(answer: str) -> No
     host.notebooks["new"].left = 1.0
     (move,) = host.engine.handle(events.CellSubmitted(5.0, "new"))
     assert isinstance(move, MigrateMemory)
-    said = {
+    answers: dict[str, events.Event] = {
         "stays": events.Stayed(6.0, "idle", "node0/gpu0", "no room"),
         "moves": events.Moved(6.0, "idle", "node0/gpu1"),
         "died": events.WorkerDied(6.0, "idle"),
         "closed": events.SessionRemoved(6.0, "idle"),
-    }[answer]
-    decided = [*host.engine.handle(said), *host.engine.handle(events.Tick(8.0))]
+    }
+    decided = [*host.engine.handle(answers[answer]), *host.engine.handle(events.Tick(8.0))]
     if answer == "stays":
         (again,) = decided  # it was migrated recently
         assert isinstance(again, Evict)
         decided = host.engine.handle(events.Evicted(9.0, "idle", "node0/gpu0"))
     assert [type(each) for each in decided] == [Grant]
     (grant,) = decided
+    assert isinstance(grant, Grant)
     host.engine.handle(events.Started(9.0, "new", grant.token))
     host.engine.handle(events.CellFinished(9.5, "new"))
     left, right = host.engine._leases.table.devices.values()

@@ -61,7 +61,7 @@ def want_too_much(host: FakeController) -> None:
 
 def play(host: FakeController, script: list[tuple[str, float, float]]) -> None:
     """Submit cells of (session, seconds) one pause after the other, of sessions that are idle."""
-    busy = getattr(host, "busy", set())
+    busy: set[str] = getattr(host, "busy", set())
     host.finished = busy.discard
     for name, seconds, pause in script:
         if name not in busy:

@@ -192,7 +192,7 @@ def test_a_guarantee_is_taken_back_from_opportunistic_groups() -> None:
     assert pictured(lease.cluster) == before
     assert lease.place("t", "B", 0, 1, []) == answer
     lease.release(victim)
-    assert device.state is CellState.RESERVED
+    assert lease.cluster.devices[answer.devices[0]].state is CellState.RESERVED
     # Other requests do not get what is reserved.
     assert isinstance(lease.place("u", "A", -1, 1, []), NoPlacement)
     assert lease.place("t", "B", 0, 1, []) == Bound(answer.devices, guaranteed=True)

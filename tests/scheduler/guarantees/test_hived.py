@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +131,7 @@ def run() -> ComparedCluster:
 
 
 @pytest.fixture
-def normal(run: ComparedCluster) -> Iterator[ComparedCluster]:
+def normal(run: ComparedCluster) -> ComparedCluster:
     """The state after the nineteen requests of normal operations."""
     for pod in TABLE["shouldSucceed"]:
         run.expect(pod)

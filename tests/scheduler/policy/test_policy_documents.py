@@ -193,7 +193,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
 
-HOSTILE = {
+HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "a bomb of aliases": (LAUGHS, "anchor"),
     "an alias alone": ("defaults: *a", "alias"),
     "an alias as a key": ("{*a : b}", "alias"),

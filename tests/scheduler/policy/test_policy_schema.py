@@ -56,7 +56,7 @@ def test_policies_are_valid_by_the_schema(policy: Policy) -> None:
     assert VALIDATOR.is_valid(document(policy))
 
 
-OTHER_VALUES = (
+OTHER_VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2.0, 2.5, 0.001, 1000, 1001, 10_001, 99, 99.5, 10**400, "", " ",
     "x", "no", "7", "premium", "never", "unlimited", "10 min", "10 GiB", "0 GiB", "0 min", "1.5 h",
     "999999 d", "1000000 d", "a.b", "s-*", "x" * 61, "x" * 129, [], [1], ["a"], {}, {"name": "a"},

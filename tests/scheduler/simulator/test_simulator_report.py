@@ -137,7 +137,7 @@ def test_demand_is_the_mean_of_what_was_asked_for() -> None:
     cluster = instant(1)
     outcome = run(workload, cluster, BASELINES["fcfs"](cluster.devices()))
     a, b = outcome.sessions
-    assert (a.demand, b.demand) == (pytest.approx(50 / 30), pytest.approx((2 * 20 + 10) / 30))
+    assert (a.demand, b.demand) == pytest.approx((50 / 30, (2 * 20 + 10) / 30))
     assert (b.runnable, b.executed, b.alone) == (30.0, 10.0, 10.0)
 
 

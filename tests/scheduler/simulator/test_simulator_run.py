@@ -257,7 +257,10 @@ def test_impossible_workloads_are_refused(
 
 
 def test_memory_goes_with_its_session() -> None:
-    script = {(CellSubmitted, "a"): [grant("a", 1)], (CellSubmitted, "b"): [grant("b", 2)]}
+    script: dict[tuple[type, str], Sequence[Decision]] = {
+        (CellSubmitted, "a"): [grant("a", 1)],
+        (CellSubmitted, "b"): [grant("b", 2)],
+    }
     assert len(run(BIG, instant(1), Script(script)).cells) == 2
 
 

@@ -33,7 +33,7 @@ def load_compiled_code(base: Path) -> object:
     return paths.cache_dir("inductor")
 
 
-LOADERS = {
+LOADERS: dict[Callable[[Path], object], tuple[str, str]] = {
     load_library: ("jupyter_sing/native", "XDG_CACHE_HOME"),
     load_compiled_code: ("jupyter_sing/inductor", "XDG_CACHE_HOME"),
     load_checkpoints: ("", "JUPYTER_SING_DATA_DIR"),

@@ -26,6 +26,7 @@ from kernelproxy.common.protocol import (
     StatusReply,
     Suspend,
 )
+from tests.unit.fake_daemon import DEVICE
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -42,7 +43,7 @@ MESSAGES = [
     Done(),
     OpenSession("Übung.ipynb", "k", "python", 600, None, True),
     OpenSession("n", "", "python", 0.5, "cpu:0"),
-    StatusReply([{"id": "cpu:0", "sessions": ["a"]}], []),
+    StatusReply([DEVICE | {"sessions": ["a"]}], []),
     Open("s", "cpu", 2, 1 << 60, [1, 2], True, False),
     Deposit("s", {"request": {"name": "n"}, "hold": None}, ["log", "agent"]),
 ]
@@ -55,7 +56,7 @@ def test_a_message_comes_back_as_it_was_sent(pair: Pair, message: Message) -> No
 
 
 def test_a_message_of_many_megabytes_passes(pair: Pair) -> None:
-    message = StatusReply([{"id": "x" * (4 << 20)}], [])
+    message = StatusReply([DEVICE | {"id": "x" * (4 << 20)}], [])
     sender = threading.Thread(target=send_message, args=(pair[0], message))
     sender.start()
     assert recv_message(pair[1]) == (message, [])

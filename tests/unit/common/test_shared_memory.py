@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_constants_agree_with_the_header() -> None:
 
 
 @pytest.fixture
-def memory():
+def memory() -> Iterator[SessionMemory]:
     memory = SessionMemory(1 << 20)
     yield memory
     memory.close()

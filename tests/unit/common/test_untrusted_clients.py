@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -223,7 +224,7 @@ def test_the_log_takes_so_much_and_no_more() -> None:
 
 
 def test_public_fields_of_a_session() -> None:
-    whole = {
+    whole: Any = {  # some fields of a session, and one that is not known
         "id": "1", "name": "secret", "owner": "bob", "kernel_pid": 5, "worker_pid": None,
         "state": "running", "device": "cpu:0", "memory": 7, "queued_for": 1.5, "reason": "secret",
         "automatic": {"every": 1.0, "problem": "secret"}, "last_checkpoint": {"name": "secret"},

@@ -83,7 +83,7 @@ def test_only_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read(tmp_path, ONE, 100) == [entry(number) for number in range(50, 60)]
 
 
-def test_a_failed_write_stops_nothing(tmp_path: Path, caplog) -> None:
+def test_a_failed_write_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / NAME).mkdir()
     write(tmp_path, entry(1))
     assert "cannot be written down" in caplog.text

@@ -26,6 +26,7 @@ from kernelproxy.common.protocol import (
     Stop,
     Suspend,
 )
+from kernelproxy.common.protocol.views import LastCheckpointView
 from tests.unit.fake_daemon import (
     AFFECTED,
     CHECKPOINT,
@@ -260,7 +261,9 @@ def test_restore_last_finds_the_last_checkpoint(
         LastCheckpoint(SESSION["id"]),
         Restore(SESSION["id"], "before-lunch"),
     ]
-    last = {"name": "before-lunch", "created": "", "automatic": True}
+    last: LastCheckpointView = {
+        "name": "before-lunch", "created": "", "automatic": True, "earlier": False, "died": False,
+    }  # fmt: skip
     fake_daemon.sessions["other"] = SESSION | {"id": "other"}
     assert commands.main(["restore", "--last"]) == 1
     assert "No session has a checkpoint" in capsys.readouterr().err

@@ -16,10 +16,11 @@ from jupyter_sing.server import event_publisher
 from jupyter_sing.server.event_publisher import Feed
 from jupyter_sing.server.extension import EVENT_SCHEMA
 from jupyter_sing.server.notebooks import NotebookNames
+from kernelproxy.common.protocol.views import ProgressView
 from kernelproxy.provisioning.events import EVENT_ID
 from tests.unit.fake_daemon import SECONDS_MAX, SESSION, FakeDaemon
 
-PROGRESS = {"verb": "checkpoint", "checkpoint": "mine", "done": 1, "total": 2}
+PROGRESS: ProgressView = {"verb": "checkpoint", "checkpoint": "mine", "done": 1, "total": 2}
 
 
 class PublishedSessions:

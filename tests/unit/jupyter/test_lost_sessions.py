@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from jupyter_sing import lost_sessions
 from jupyter_sing.lost_sessions import KernelWithSession
+from kernelproxy.common.protocol.views import CheckpointView, SessionView
 from tests.unit.fake_daemon import CHECKPOINT, SESSION
 
 ONE = KernelWithSession("k-1", "0123abcd", "/home/ada/digits.ipynb")
@@ -40,7 +40,7 @@ def test_sessions_of_kernels_are_read_from_their_provisioners() -> None:
     ],
 )
 def test_lost_sessions_are_those_unknown_to_the_daemon(
-    after: set[KernelWithSession], known: list[dict[str, Any]], gone: list[KernelWithSession]
+    after: set[KernelWithSession], known: list[SessionView], gone: list[KernelWithSession]
 ) -> None:
     assert lost_sessions.lost({ONE}, after, known) == gone
 
@@ -50,15 +50,16 @@ def test_lost_sessions_are_described_with_their_last_checkpoint(
 ) -> None:
     others = CHECKPOINT | {"kernel_id": "k-9", "notebook": "", "name": "other"}
     mine = CHECKPOINT | {"kernel_id": "k-8", "notebook": ONE.notebook}
-    damaged = {"name": "damaged", "created": "", "problem": "It is damaged."}
+    damaged: CheckpointView = {"name": "damaged", "created": "", "problem": "It is damaged."}
 
-    async def stored() -> list[dict[str, Any]]:
+    async def stored() -> list[CheckpointView]:
         return [damaged, others, mine]
 
     monkeypatch.setattr(lost_sessions, "_on_disk", stored)
     (found,) = asyncio.run(lost_sessions.described([ONE]))
     assert found.keys() == SESSION.keys()
     assert (found["state"], found["kernel_id"], found["memory"]) == ("failed", "k-1", 0)
+    assert found["last_checkpoint"] is not None
     assert found["last_checkpoint"]["name"] == mine["name"]
     assert mine["name"] in found["reason"]
     (other,) = asyncio.run(lost_sessions.described([KernelWithSession("k-5", "5", "")]))

@@ -163,8 +163,8 @@ class Timer:
     made: list[Timer] = []  # noqa: RUF012
 
     def __init__(self, seconds: float, function: Callable[[], None]) -> None:
-        self.fire = lambda: None if self.cancelled else function()
         self.cancelled = self.daemon = False
+        self.fire = lambda: None if self.cancelled else function()
         self.made.append(self)
 
     def start(self) -> None:

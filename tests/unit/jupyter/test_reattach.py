@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_server.services.contents.filemanager import FileContentsManager
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
-from jupyter_server.services.sessions.sessionmanager import SessionManager
+from jupyter_server.services.sessions.sessionmanager import KernelName, ModelName, SessionManager
 from traitlets.config import Config
 
 from jupyter_sing.server import reattach
@@ -73,7 +73,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reattach, "ANSWER_SECONDS", 0.05)
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
+def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a sequence of servers; end the kernels that they leave."""
     try:
         asyncio.run(story())
@@ -83,7 +83,7 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
 
 async def started(toy: Toy) -> dict[str, Any]:
     found: dict[str, Any] = await toy.session_manager.create_session(
-        path="a.ipynb", name="a.ipynb", type="notebook", kernel_name="toy"
+        path="a.ipynb", name=ModelName("a.ipynb"), type="notebook", kernel_name=KernelName("toy")
     )
     return found
 

@@ -53,7 +53,7 @@ def jp_server_config() -> dict[str, Any]:
 async def test_lists_are_empty_without_a_daemon(runtime_dir: Path, jp_fetch: Any) -> None:
     for path in ("devices", "sessions"):
         assert json.loads((await jp_fetch(API, path)).body) == []
-    nothing = {"devices": [], "sessions": [], "sharing": {}}
+    nothing: dict[str, Any] = {"devices": [], "sessions": [], "sharing": {}}
     assert json.loads((await jp_fetch(API, "status")).body) == nothing
     assert not (runtime_dir / "agent.sock").exists()
 
@@ -396,7 +396,7 @@ async def test_policy_is_shown_and_replaced(fake_daemon: FakeDaemon, jp_fetch: A
         assert json.loads((await jp_fetch(API, "policy")).body) == {"policy": holds}
     properties = OPENAPI["components"]["schemas"]["Difference"]["properties"]
     assert set(AFFECTED) == set(properties)
-    for body, reason in (
+    for refusable, reason in (
         ('{"policy": "defaults: {wieght: 2}"}', "bad-policy"),
         (b"\xff", "bad-policy"),
         ("", "bad-request"),
@@ -405,7 +405,7 @@ async def test_policy_is_shown_and_replaced(fake_daemon: FakeDaemon, jp_fetch: A
         (f"# {'x' * (20 << 20)}", "bad-policy"),
     ):
         with pytest.raises(HTTPClientError) as refused:
-            await jp_fetch(API, "policy", method="PUT", body=body)
+            await jp_fetch(API, "policy", method="PUT", body=refusable)
         assert refused.value.code == 400
         assert refused.value.response is not None
         assert json.loads(refused.value.response.body)["reason"] == reason

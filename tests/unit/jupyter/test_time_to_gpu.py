@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jupyter_sing.controller.time_to_gpu import BOUNDS, RECENT, TimeToGpu, WaitTimes
 from jupyter_sing.notebook import status_text
 from jupyter_sing.server import metrics
+from kernelproxy.common.protocol.views import SharingView
 
 SECONDS = st.floats(0.0, 1e5)
 
@@ -49,7 +50,7 @@ def test_wait_of_a_cell_ends_when_it_first_executes() -> None:
     assert (found["basic"]["count"], found["basic"]["seconds"]) == (1, 2.0)
 
 
-def sharing() -> dict[str, object]:
+def sharing() -> SharingView:
     waits = TimeToGpu()
     for index, tier in enumerate(("basic", "basic", "premium")):
         waits.begin("a", 0.0)

@@ -11,14 +11,15 @@ from jupyter_sing.notebook import status_text, view_model
 from jupyter_sing.notebook.status_watcher import KnownStatus
 from jupyter_sing.notebook.view_model import View
 from kernelproxy.agent.session.states import State
-from tests.unit.fake_daemon import DEVICE, SESSION
+from kernelproxy.common.protocol.views import SessionView
+from tests.unit.fake_daemon import DEVICE, SESSION, changed
 
 ID = SESSION["id"]
 GIB = 1 << 30
 
 
-def seen(*others: dict[str, Any], **changes: Any) -> KnownStatus:
-    sessions = [SESSION | changes, *others]
+def seen(*others: SessionView, **changes: Any) -> KnownStatus:
+    sessions = [changed(SESSION, changes), *others]
     return KnownStatus((DEVICE, DEVICE | {"id": "cpu:1"}), {each["id"]: each for each in sessions})
 
 
@@ -172,4 +173,5 @@ def test_sharing_text_is_the_same_everywhere(changes: dict[str, Any], following:
     found = of(shared=shared, **changes)
     assert (found.glyph, found.word) == ("▶", "Sharing")
     assert found.lines()[0] == f"▶ {text} · {following}"
-    assert status_text.state_text(SESSION | {"shared": shared} | changes) == f"{text} · {following}"
+    session = changed(SESSION, {"shared": shared} | changes)
+    assert status_text.state_text(session) == f"{text} · {following}"

@@ -17,7 +17,7 @@ from kernelproxy.common import protocol
 from kernelproxy.common.ipc import detach
 from kernelproxy.common.ipc.detach import Absence
 from kernelproxy.kernel import activation
-from tests.unit.fake_daemon import SESSION, FakeDaemon
+from tests.unit.fake_daemon import SESSION, FakeDaemon, changed
 from tests.unit.jupyter.test_status_watcher import SECONDS, wait_for_no_thread
 
 ID = SESSION["id"]
@@ -56,7 +56,7 @@ class ShownWidget:
             self.changed.get(timeout=SECONDS)
 
     def tell(self, **changes: Any) -> None:
-        self.daemon.sessions[ID] |= changes
+        self.daemon.sessions[ID] = changed(self.daemon.sessions[ID], changes)
         self.daemon.tell(self.daemon.sessions[ID])
 
     def button(self, name: str) -> Any:
@@ -154,7 +154,9 @@ def test_refusal_of_the_daemon_is_shown(shown: ShownWidget) -> None:
 def test_bar_is_shown_after_half_a_second(
     shown: ShownWidget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(monotonic=lambda: clock.now, strftime=lambda _: "", now=1.0)
+    clock: SimpleNamespace = SimpleNamespace(
+        monotonic=lambda: clock.now, strftime=lambda _: "", now=1.0
+    )
     monkeypatch.setattr(widget, "time", clock)
     under_way = {"verb": "checkpoint", "checkpoint": "one", "done": 1, "total": 4}
     shown.tell(progress=under_way)

@@ -19,6 +19,7 @@ from jupyter_sing import lost_sessions
 from jupyter_sing.notebook import magics
 from jupyter_sing.notebook import status_text as table
 from kernelproxy.common.protocol import KernelRequest
+from kernelproxy.common.protocol.views import CheckpointView
 from kernelproxy.kernel import activation, checkpoint_client, ipython_extension
 from tests.unit.fake_daemon import CHECKPOINT, SESSION, FakeDaemon
 
@@ -42,6 +43,7 @@ def shell(state: activation.Activation) -> Iterator[InteractiveShell]:
     shell.events.register("post_run_cell", counter.post_run_cell)
     shell.user_ns["state"] = state
     yield shell
+    assert shell.history_manager is not None
     shell.history_manager.end_session()
     InteractiveShell.clear_instance()
 
@@ -210,14 +212,16 @@ def test_the_last_checkpoint_and_what_failed_are_a_line_each(
     fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = fake_daemon.sessions[SESSION["id"]]
-    last = {"name": "auto-1", "created": "2026-01-01T12:00:00+00:00", "automatic": True}
+    name, created = "auto-1", "2026-01-01T12:00:00+00:00"
     when = table.checkpoints_table([CHECKPOINT]).rows[0][1]
     for earlier, died, text in (
         (False, False, "Last checkpoint: auto-1"),
         (True, False, "From an earlier kernel. Run %sing restore to restore auto-1"),
         (True, True, "The last kernel died. Run %sing restore to restore auto-1"),
     ):
-        session["last_checkpoint"] = {**last, "earlier": earlier, "died": died}
+        session["last_checkpoint"] = {
+            "name": name, "created": created, "automatic": True, "earlier": earlier, "died": died,
+        }  # fmt: skip
         magics.sing("")
         assert capsys.readouterr().out == f"Idle. [3.0 MiB on Simulated GPU 0]\n{text} ({when})\n"
     session["last_checkpoint"] = None
@@ -229,7 +233,7 @@ def test_the_last_checkpoint_and_what_failed_are_a_line_each(
 def test_checkpoints_are_listed_when_the_daemon_has_ended(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def stored() -> list[dict[str, Any]]:
+    async def stored() -> list[CheckpointView]:
         return [CHECKPOINT]
 
     async def run_cell() -> Any:  # in its loop, as in a kernel

@@ -196,7 +196,7 @@ def test_offenders_are_named_by_their_path(sock: socket.socket) -> None:
         "server": ServerVariable(sock),
         "table": {"a": [1, (sock,)]},
         "closure": closure,
-        "held": {"x": (i for i in ())},
+        "held": {"x": (i for i in tuple[int, ...]())},
         "array": np.array([None, sock], dtype=object),
     }
     lines = {line.name: line.why for line in capture(namespace).omitted}
@@ -366,7 +366,7 @@ def test_names_of_main_are_not_taken_from_this_process() -> None:
     try:
         restored = again(capture({"odd": odd, "fine": 1}))
     finally:
-        del main.odd  # type: ignore[attr-defined]
+        del main.odd
     assert restored.namespace == {"fine": 1}
     assert [problem.name for problem in restored.problems] == ["odd"]
 

@@ -9,6 +9,7 @@ import random
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -402,9 +403,9 @@ def names() -> Iterator[tuple[str, ...]]:
             yield from ((a, b, c) for c in "abc")
 
 
-def timeless(found: object) -> object:
+def timeless(found: Any) -> object:
     """Return states without the modification time, which a file that is the same keeps."""
-    content, mode = found  # type: ignore[misc]
+    content, mode = found
     return (content[0] if isinstance(content, tuple) else content, mode)
 
 

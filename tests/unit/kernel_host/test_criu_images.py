@@ -9,6 +9,7 @@ import random
 import struct
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ MM = (0x54564319, 0x57492820)
 PSTREE = (0x54564319, 0x50273030)
 
 
-def message(**values: int | bytes | list[int | bytes]) -> bytes:
+def message(**values: int | bytes | list[int] | list[bytes] | list[Any]) -> bytes:
     """A message of fields ``f1``, ``f2``, …."""
     fields = Fields()
     for name, value in values.items():

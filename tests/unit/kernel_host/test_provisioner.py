@@ -85,6 +85,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     yield make
     for one in made:
         asyncio.run(one.cleanup())
+        assert one.parent is not None
         one.parent.cleanup_connection_file()
 
 
@@ -400,7 +401,9 @@ def started(one: provisioner.SingProvisioner) -> dict[str, str]:
         kwargs = await one.pre_launch(env={"PATH": os.environ["PATH"]})
         kwargs["cmd"] = [sys.executable, "-c", SHOW, *kwargs["cmd"]]
         await one.launch_kernel(**kwargs, stdout=subprocess.PIPE)
+        assert one.process is not None
         stdout = one.process.stdout
+        assert stdout is not None
         said = stdout.read()
         stdout.close()
         return said, await one.wait()
@@ -431,6 +434,7 @@ def test_a_kernel_that_cannot_be_put_into_a_sandbox_starts_without(
     monkeypatch.setattr(sandbox, "prefix", lambda form, report, lifeline: prefix)
     one = make()
     shown = started(one)
+    assert one.parent is not None
     assert shown["file"] == os.path.realpath(one.parent.connection_file)
     assert shown["reason"] == reason
     assert shown["free"] == "True"
@@ -445,6 +449,7 @@ def test_a_kernel_in_a_sandbox_has_ports_of_its_own(
     monkeypatch.setattr(sandbox, "prefix", lambda form, report, lifeline: no_sandbox(report))
     one = make()
     shown = started(one)
+    assert one.parent is not None
     official = os.path.realpath(one.parent.connection_file)
     assert shown["file"] != official
     assert os.path.basename(shown["file"]) == os.path.basename(official)
@@ -460,6 +465,7 @@ def test_encrypted_kernels_are_not_put_behind_a_proxy(fake_daemon: FakeDaemon, m
     fake_daemon.form = (FORM, "")
     one = make()
     one.kernel_spec.metadata["supported_encryption"] = "curve"
+    assert one.parent is not None
     one.parent.transport_encryption = "required"
     assert "encrypted" in started(one)["reason"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -59,7 +60,7 @@ def signed(body: object) -> bytes:
     return line + b"blake3 " + blake3(line).hexdigest().encode() + b"\n"
 
 
-def body_of(manifest: Manifest) -> dict:
+def body_of(manifest: Manifest) -> dict[str, Any]:
     return json.loads(encode(manifest).partition(b"\n")[0])
 
 
@@ -124,7 +125,7 @@ def test_newer_version_is_told_from_damage_whatever_it_holds() -> None:
     ],
     ids=str,
 )
-def test_an_inconsistent_manifest_is_refused(change: dict) -> None:
+def test_an_inconsistent_manifest_is_refused(change: dict[str, Any]) -> None:
     body = body_of(some_manifest(random.Random(1)))
     decode(signed(body), "it")
     with pytest.raises(StoreError) as caught:

@@ -8,6 +8,7 @@ import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,11 @@ KIB = 1 << 10
 CHUNK = 16 * KIB
 
 
-def store_in(directory: Path, **options) -> ChunkStore:
+def store_in(directory: Path, **options: Any) -> ChunkStore:
     return ChunkStore(directory / "store", **{"chunk_bytes": CHUNK, **options})
 
 
-def label(owner: str = "ann", name: str = "one", **fields) -> Label:
+def label(owner: str = "ann", name: str = "one", **fields: Any) -> Label:
     return Label(owner, name, "session", "2.13.0", "software", **fields)
 
 
@@ -342,7 +343,8 @@ def test_reading_ends_where_a_thread_cannot_be_started(
 ) -> None:
     arena, store = make_arena(random.Random(1).randbytes(40 * CHUNK)), store_in(tmp_path)
     manifest = store.put(label(), arena.fd, arena.extents)
-    start, started = threading.Thread.start, []
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
 
     def fail_later(thread: threading.Thread) -> None:
         if started:

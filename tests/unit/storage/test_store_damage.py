@@ -245,7 +245,7 @@ def test_a_disk_that_fills_up_at_any_block_gives_all_or_nothing(
 ) -> None:
     store, dice, filler = store_in(small_disk), random.Random(1), small_disk / "filler"
     arena = make_arena(dice.randbytes(2 * CHUNK), dice.randbytes(100))
-    outcomes = set()
+    outcomes = set[str]()
     for blocks in range(24):
         free = os.statvfs(small_disk).f_bfree
         filler.write_bytes(bytes(4096 * (free - blocks)))

@@ -8,6 +8,7 @@ from jupyter_sing.notebook import magics, status_text
 from kernelproxy.agent.checkpoint.auto_checkpoint import AutoCheckpointRule
 from kernelproxy.agent.checkpoint.history import KernelRuns
 from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol.views import AutomaticView
 
 NEVER = float("inf")
 
@@ -59,15 +60,18 @@ def test_an_invalid_interval_is_refused(text: str) -> None:
 
 
 def test_intervals_are_shown() -> None:
-    rule = {"every": 0.0, "cells": 0, "keep": 3, "problem": ""}
+    rule: AutomaticView = {"every": 0.0, "cells": 0, "keep": 3, "problem": ""}
     assert status_text.automatic_text(rule) == "Automatic checkpoints: off"
-    for changes, text in (
-        ({"every": 600.0}, "every 10 min; keeps the last 3"),
-        ({"every": 7200.0, "cells": 1, "keep": 1}, "every 2 h or 1 cell; keeps the last 1"),
-        ({"cells": 20}, "every 20 cells; keeps the last 3"),
-        ({"every": 90.0}, "every 90 s; keeps the last 3"),
+    for other, text in (
+        (rule | {"every": 600.0}, "every 10 min; keeps the last 3"),
+        (
+            rule | {"every": 7200.0, "cells": 1, "keep": 1},
+            "every 2 h or 1 cell; keeps the last 1",
+        ),
+        (rule | {"cells": 20}, "every 20 cells; keeps the last 3"),
+        (rule | {"every": 90.0}, "every 90 s; keeps the last 3"),
     ):
-        assert status_text.automatic_text(rule | changes) == f"Automatic checkpoints: {text}"
+        assert status_text.automatic_text(other) == f"Automatic checkpoints: {text}"
     said = status_text.automatic_text(rule | {"cells": 2, "problem": "The disk is full."})
     assert said.split("\n")[1:] == ["No automatic checkpoint: The disk is full."]
 

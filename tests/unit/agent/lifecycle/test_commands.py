@@ -44,7 +44,7 @@ async def ask_and_hang_up(*, begun: bool) -> list[str]:
     core: Any = session
     migrator: Any = Migrator(core, core.device_state, none, none, none)
     commands = Commands(
-        core, core.device_state, none, none, none, migrator, none, describe=lambda: {}
+        core, core.device_state, none, none, none, migrator, none, describe=lambda: none
     )
 
     async def move(*_: Any) -> None:

@@ -20,6 +20,7 @@ class SpillableSession:
     """Session double that gives prepared answers when it is to spill."""
 
     host_bytes = 100
+    user = "ada"
 
     def __init__(self) -> None:
         self.id, self.lock_taken, self.asked = "guest", False, 0

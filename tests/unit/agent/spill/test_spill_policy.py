@@ -28,7 +28,9 @@ A, B, C = (
         (1000, ["b", "c", "a"]),
     ],
 )
-def test_the_longest_unused_go_first_and_no_more_than_needed(excess: int, expected: list) -> None:
+def test_the_longest_unused_go_first_and_no_more_than_needed(
+    excess: int, expected: list[str]
+) -> None:
     assert choose_cold([A, B, C], excess, now=110.0, cold_after=0.0) == expected
 
 
@@ -43,7 +45,7 @@ def test_the_longest_unused_go_first_and_no_more_than_needed(excess: int, expect
     ],
 )
 def test_a_session_unused_for_long_is_spilled_anyway(
-    cold_after: float, expected: list, left: float
+    cold_after: float, expected: list[str], left: float
 ) -> None:
     assert choose_cold([A, B, C], 0, now=110.0, cold_after=cold_after) == expected
     assert seconds_to_next([A, B, C], 110.0, cold_after) == left

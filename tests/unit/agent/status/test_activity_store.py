@@ -13,6 +13,7 @@ import pytest
 from kernelproxy.agent.status import activity_store
 from kernelproxy.agent.status.activity_store import KEPT_SECONDS, NAME, ActivityStore, read
 from kernelproxy.agent.status.timeline import Change
+from kernelproxy.common.protocol.views import ActivityView
 
 DEVICES = [("cpu:0", "software", 1 << 30), ("cpu:1", "software", 2 << 30)]
 NOW = 1_800_000_000.0
@@ -32,7 +33,7 @@ def change(
     record.changed(Change(NOW + at, session, device, state))
 
 
-def found(directory: Path, until: float, resolution: float = 0.0, uid: int = UID) -> dict[str, Any]:
+def found(directory: Path, until: float, resolution: float = 0.0, uid: int = UID) -> ActivityView:
     return read(directory, NOW, NOW + until, resolution, uid)
 
 
@@ -61,7 +62,7 @@ def test_recorded_activity_is_read_back(tmp_path: Path) -> None:
     change(record, 6, "running", device="cpu:1")
     record.happened(NOW + 6, "migrated", "a", "cpu:1", "Moved from cpu:0 to cpu:1.")
     record.close(NOW + 7)
-    answer = found(tmp_path, 10)
+    answer: dict[str, Any] = {**found(tmp_path, 10)}
     first, second = answer.pop("devices")
     span = {"session": "a", "name": "digits.ipynb", "owner": "ada", "state": "running"}
     assert first == {
@@ -101,7 +102,8 @@ def test_open_spans_of_a_dead_daemon_end_at_its_last_sign_of_life(tmp_path: Path
     begun(tmp_path, NOW + 100).close(NOW + 101)
     assert held(tmp_path, 200) == [("a", "cpu:0", "running", 1, 5), ("b", "cpu:0", "idle", 2, 5)]
     assert kinds(tmp_path) == [("lost", "a"), ("lost", "b"), ("lost", "c")]
-    (device, _) = found(tmp_path, 200)["devices"]
+    devices: Any = found(tmp_path, 200)["devices"]
+    (device, _) = devices
     assert device["memory"] == [(NOW, 0), (NOW + 4, 7), (NOW + 5, 0)]
     begun(tmp_path, NOW + 150).close(NOW + 151)  # and nothing is lost twice
     assert len(kinds(tmp_path)) == 3

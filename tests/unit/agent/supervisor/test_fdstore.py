@@ -17,6 +17,7 @@ from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, PersistedSession
 from kernelproxy.agent.supervisor.supervisor import end_processes
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.common.shared_memory import AgentPage, Presence, SessionMemory
 from kernelproxy.devices import configured_devices
 
@@ -82,7 +83,7 @@ def duplicates(memory: SessionMemory) -> list[tuple[str, int]]:
 
 def adopt(
     record: dict[str, Any], retained: int = 0, *, stuck: bool = False
-) -> tuple[list[dict[str, Any]], str]:
+) -> tuple[list[SessionView], str]:
     """Let an agent adopt one session; return its sessions, and the reason in the client's page."""
     memory = SessionMemory(1 << 16)
     memory.agent.retained = retained
@@ -92,7 +93,7 @@ def adopt(
     memory.close()
     kept = FakeSupervisor()
 
-    async def take_over() -> tuple[list[dict[str, Any]], str]:
+    async def take_over() -> tuple[list[SessionView], str]:
         agent = Agent(configured_devices(), AgentSettings(), kept, lambda: None)  # type: ignore[arg-type]
         agent.adopt([PersistedSession("s", record, fds, stuck)])
         sessions = RequestHandlers(agent).status(0).sessions
