@@ -69,21 +69,21 @@ class Agent:
         on_quiet: Callable[[], object],
         arbiter: Arbiter | None = None,
     ) -> None:
-        self.rooms = {
+        self.allocators = {
             each.id: DeviceAllocator(each, settings.step_of(each.memory_total)) for each in devices
         }
-        for room in self.rooms.values():
-            room.rooms = list(self.rooms.values())
+        for allocator in self.allocators.values():
+            allocator.allocators = list(self.allocators.values())
         self.elsewhere: Sequence[str] = ()  # see `StatusReply`
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
         self.settings, self._fdstore, self.on_quiet = settings, fdstore, on_quiet
         self.arbiter = arbiter or Everybody()
-        self._hands = SchedulerActions(self.arbiter, self.sessions, self.rooms)
+        self._hands = SchedulerActions(self.arbiter, self.sessions, self.allocators)
         self.arbiter.begin(self._hands, {each.id: each.memory_total for each in devices})
-        self.subscribers = Subscribers(self.sessions, self.rooms)
+        self.subscribers = Subscribers(self.sessions, self.allocators)
         self.recorder = ActivityRecorder(
-            self.sessions, self.rooms, activity_store.ActivityStore(paths.runtime_dir())
+            self.sessions, self.allocators, activity_store.ActivityStore(paths.runtime_dir())
         )
         self._households = UserZygotes(settings, self._on_compiling)
         mark = DaemonId(paths.runtime_dir())
@@ -130,18 +130,18 @@ class Agent:
                 return OpenSessionReply(each.id, form, why)
         if owner is not None and uid != 0:
             check_request(request, sum(each.core.owner == uid for each in self.sessions.values()))
-        room = self._choose(request.device)
+        allocator = self._choose(request.device)
         request = replace(request, user=user_of(request.user, uid))
         if request.script and (why := self.arbiter.admits(request.user)):
             raise ControlError(why, "not-allowed")
         name = secrets.token_hex(6)
-        state = DeviceState(name, room.device, self.settings)
-        session = self._add(name, request, uid, room, state, owner)
+        state = DeviceState(name, allocator.device, self.settings)
+        session = self._add(name, request, uid, allocator, state, owner)
         session.kernel.watch_opener(pid)
         if before := self._remembered.take(uid, request.kernel_id):
             session.preferences.recover(before)
         session.persist()
-        log.info("Session %s (%s) on %s", name, tame(request.name), room.device.id)
+        log.info("Session %s (%s) on %s", name, tame(request.name), allocator.device.id)
         return OpenSessionReply(name, form, why)
 
     def owner(self, channel: Channel, home: str, python: str) -> Owner | None:
@@ -162,13 +162,13 @@ class Agent:
         name: str,
         request: OpenSession,
         owner: int,
-        room: DeviceAllocator,
+        allocator: DeviceAllocator,
         state: DeviceState,
         runs_as: Owner | None = None,
     ) -> Session:
         identity = Identity(name, request, owner, shared=self.settings.system)
         zygotes = self._households.of(runs_as)
-        session = Session(identity, room, state, zygotes, self._services, self._forget)
+        session = Session(identity, allocator, state, zygotes, self._services, self._forget)
         self.sessions[name] = session
         self.recorder.opened(session)
         self.arbiter.opened(session.preferences.terms())
@@ -226,25 +226,28 @@ class Agent:
             raise ControlError("jupyter_sing was changed meanwhile")
         if deposited.stuck:
             raise ControlError("its device process cannot be ended")
-        room = self.rooms.get(record["device"])
-        if room is None:
+        allocator = self.allocators.get(record["device"])
+        if allocator is None:
             raise ControlError(f"the device {record['device']} is gone")
-        state = DeviceState.adopt(deposited, room.device, self.settings)
+        state = DeviceState.adopt(deposited, allocator.device, self.settings)
         request = OpenSession(**record["request"])
         runs_as = Owner.adopt(record["runs_as"]) if record.get("runs_as") else None
         if self.settings.system and (runs_as is None or runs_as.uid != record["owner"]):
             raise ControlError("the user of its processes is unknown")
-        session = self._add(deposited.session, request, record["owner"], room, state, runs_as)
+        session = self._add(deposited.session, request, record["owner"], allocator, state, runs_as)
         session.recover(deposited)
         self.recorder.state_changed(session, recovered=True)
 
     def _choose(self, wanted: str | None) -> DeviceAllocator:
         """Return the wanted device, or the one with the fewest sessions, then the most memory."""
         if wanted is not None:
-            return self.room(wanted)
-        return min(self.rooms.values(), key=lambda room: (len(room.tenants), -room.ledger.free))
+            return self.allocator(wanted)
+        return min(
+            self.allocators.values(),
+            key=lambda allocator: (len(allocator.tenants), -allocator.ledger.free),
+        )
 
-    def room(self, device: str) -> DeviceAllocator:
+    def allocator(self, device: str) -> DeviceAllocator:
         """Find a device.
 
         Raises
@@ -252,10 +255,10 @@ class Agent:
         ControlError
             If there is none of that name.
         """
-        if device not in self.rooms:
-            known = ", ".join(self.rooms)
+        if device not in self.allocators:
+            known = ", ".join(self.allocators)
             raise ControlError(f"There is no device {device}, only {known}.", "unknown-device")
-        return self.rooms[device]
+        return self.allocators[device]
 
     async def close_session(self, name: str, uid: int, *, died: bool) -> Done:
         """Close a session. Idempotent: succeeds if it is gone already.

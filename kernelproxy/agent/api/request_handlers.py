@@ -197,7 +197,7 @@ class RequestHandlers:
                 return SessionReply(await self._agent.find(name, uid, "resume").commands.resume())
             case MigrateRequest(name, device):
                 session = self._agent.find(name, uid, "move")
-                return SessionReply(await session.commands.migrate(self._agent.room(device)))
+                return SessionReply(await session.commands.migrate(self._agent.allocator(device)))
             case Pin(name, pinned):
                 session = self._agent.find(name, uid, "pin")
                 session.preferences.pin(pinned)
@@ -414,7 +414,8 @@ class RequestHandlers:
             for e in there
         ]
         devices = [
-            session_status.describe_device(room, sessions) for room in self._agent.rooms.values()
+            session_status.describe_device(allocator, sessions)
+            for allocator in self._agent.allocators.values()
         ]
         elsewhere = list(self._agent.elsewhere)
         return StatusReply(devices, sessions, self._agent.arbiter.sharing(), elsewhere)

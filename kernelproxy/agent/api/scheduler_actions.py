@@ -30,7 +30,7 @@ class SchedulerActions:
         The scheduler; receives the outcome of each decision.
     sessions : mapping
         All sessions, by id.
-    rooms : mapping
+    allocators : mapping
         All devices, by id.
     """
 
@@ -38,9 +38,9 @@ class SchedulerActions:
         self,
         arbiter: Arbiter,
         sessions: Mapping[str, Session],
-        rooms: Mapping[str, DeviceAllocator],
+        allocators: Mapping[str, DeviceAllocator],
     ) -> None:
-        self._arbiter, self._sessions, self._rooms = arbiter, sessions, rooms
+        self._arbiter, self._sessions, self._allocators = arbiter, sessions, allocators
         self._tasks: set[asyncio.Task[None]] = set()
 
     def grant(self, session: str, device: str, token: int) -> None:
@@ -48,7 +48,7 @@ class SchedulerActions:
         found = self._sessions.get(session)
         if found is None:
             return
-        here = found.core.room.device.id == device
+        here = found.core.allocator.device.id == device
         found.lease.bring(away=not here or found.device_state.worker is None)
         if here:
             found.lease.grant(token)
@@ -69,7 +69,7 @@ class SchedulerActions:
             if session.preferences.pinned:
                 raise ControlError("It is pinned.")
 
-        await session.commands.migrate(self._rooms[device], check)
+        await session.commands.migrate(self._allocators[device], check)
         if not session.lease.is_promised(token):
             raise ControlError("Its turn was over when it was there.")
         session.lease.grant(token)
@@ -100,10 +100,10 @@ class SchedulerActions:
         def check() -> None:
             if session.preferences.pinned:
                 raise ControlError("It is pinned.")
-            if session.core.room.device.id != source:
-                raise ControlError(f"It is on {session.core.room.device.id}.")
+            if session.core.allocator.device.id != source:
+                raise ControlError(f"It is on {session.core.allocator.device.id}.")
 
-        await session.commands.migrate(self._rooms[target], check)
+        await session.commands.migrate(self._allocators[target], check)
 
     def explain(self, session: str, reason: str) -> None:
         """See `Hands`."""

@@ -22,14 +22,14 @@ _STEP = 0.05
 
 
 def shared(
-    session: Tenant, rooms: Sequence[DeviceAllocator], now: float | None = None
+    session: Tenant, allocators: Sequence[DeviceAllocator], now: float | None = None
 ) -> SharedView | None:
     """Return with which sessions a session takes turns; None if it or all others take none.
 
     Parameters
     ----------
     session : Tenant
-    rooms : sequence of DeviceAllocator
+    allocators : sequence of DeviceAllocator
         All devices.
     now : float, optional
         Seconds of the monotonic clock.
@@ -42,25 +42,25 @@ def shared(
     now = time.monotonic() if now is None else now
     if not session.wants_turns:
         return None
-    here = [each for each in rooms if each.history.since(session.id, now) <= LATELY_SECONDS]
-    tenants = {name: each for room in rooms for name, each in room.tenants.items()}
+    here = [each for each in allocators if each.history.since(session.id, now) <= LATELY_SECONDS]
+    tenants = {name: each for allocator in allocators for name, each in allocator.tenants.items()}
     others = {
         name: tenants[name]
-        for room in here
-        for name in (*room.tenants, *room.history.seconds(now))
-        if name != session.id and name in tenants and _takes_turns(tenants[name], room, now)
+        for allocator in here
+        for name in (*allocator.tenants, *allocator.history.seconds(now))
+        if name != session.id and name in tenants and _takes_turns(tenants[name], allocator, now)
     }
     if not others:
         return None
     # Time that a session had alone, before the others came, does not show what each gets.
     came = max(_first(name, here, now) for name in (session.id, *others))
-    spent = [room.history.seconds(now, came) for room in here]
+    spent = [allocator.history.seconds(now, came) for allocator in here]
     total = sum(sum(each.values()) for each in spent)
     mine = sum(each.get(session.id, 0.0) for each in spent)
     if missing := max(0.0, SETTLED_SECONDS - total):  # the first turns say little: assume equal
         mine, total = mine + missing / (1 + len(others)), total + missing
     return {
-        "devices": [room.device.id for room in here],
+        "devices": [allocator.device.id for allocator in here],
         "with": sorted(known_as(session, each) for each in others.values()),
         "share": round(_STEP * round(mine / total / _STEP), 2),
     }
@@ -68,7 +68,7 @@ def shared(
 
 def _first(name: str, here: Sequence[DeviceAllocator], now: float) -> float:
     """Return when the first recent turn of a session began; -inf if it still waits for one."""
-    first = min(room.history.first(name, now) for room in here)
+    first = min(allocator.history.first(name, now) for allocator in here)
     return first if first <= now else -math.inf
 
 
@@ -79,10 +79,11 @@ def known_as(session: Tenant, other: Tenant | None) -> str:
     return other.name if other.owner == session.owner else other.user
 
 
-def _takes_turns(other: Tenant, room: DeviceAllocator, now: float) -> bool:
-    if room.history.since(other.id, now) <= AFTER_SECONDS:
+def _takes_turns(other: Tenant, allocator: DeviceAllocator, now: float) -> bool:
+    if allocator.history.since(other.id, now) <= AFTER_SECONDS:
         return True
     # A session that waits for a device belongs to it until it gets another one.
     return other.wants_turns and (
-        room.tenants.get(other.id) is other or room.history.since(other.id, now) <= LATELY_SECONDS
+        allocator.tenants.get(other.id) is other
+        or allocator.history.since(other.id, now) <= LATELY_SECONDS
     )

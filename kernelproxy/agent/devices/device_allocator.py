@@ -104,7 +104,7 @@ class DeviceAllocator:
         self.ledger = GrantTable(device.memory_total, step)
         self.tenants: dict[str, Tenant] = {}
         #: All devices, including this one.
-        self.rooms: list[DeviceAllocator] = [self]
+        self.allocators: list[DeviceAllocator] = [self]
         self.queue: deque[Tenant] = deque()
         #: Ids of the sessions that may execute here, and the time since when it is these.
         self.lessees: dict[str, None] = {}
@@ -174,7 +174,7 @@ class DeviceAllocator:
 
     def used_elsewhere(self, tenant: Tenant) -> int:
         """Return the bytes of all devices that other sessions of the same user use."""
-        all_of_them = (each for room in self.rooms for each in room.tenants.values())
+        all_of_them = (each for allocator in self.allocators for each in allocator.tenants.values())
         return sum(e.used for e in all_of_them if e is not tenant and e.user == tenant.user)
 
     def kept_from(self, tenant: Tenant, need: int) -> str:

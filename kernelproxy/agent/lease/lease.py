@@ -96,7 +96,7 @@ class DeviceLease:
         self._asked, self.reason = True, ""
         self._arbiter.wants(self._core.id)
         if not self.held:
-            for each in self._core.room.tenants.values():
+            for each in self._core.allocator.tenants.values():
                 each.request_reconcile()  # they may not need theirs any more
 
     def bring(self, *, away: bool) -> None:
@@ -181,7 +181,7 @@ class DeviceLease:
         if self._bringing is not None:
             begun, size = self._bringing
             seconds, self._bringing = time.monotonic() - begun, None
-            self._arbiter.switched(self._core.room.device.id, size, seconds)
+            self._arbiter.switched(self._core.allocator.device.id, size, seconds)
         self._arbiter.started(self._core.id, token)
 
     async def _take(self, token: int, within: float) -> None:
@@ -262,7 +262,7 @@ class DeviceLease:
             if over:
                 self._end_taking()
                 self._token = None
-                if self._promised and self._promised[1] != self._core.room.device.id:
+                if self._promised and self._promised[1] != self._core.allocator.device.id:
                     self._promised = None  # another request has migrated it
 
     async def go_on(self) -> None:
@@ -289,11 +289,11 @@ class DeviceLease:
 
     def left_device(self) -> None:
         """Notify the scheduler that the session has no memory on its device any more."""
-        self._arbiter.evicted(self._core.id, self._core.room.device.id)
+        self._arbiter.evicted(self._core.id, self._core.allocator.device.id)
 
     def moved(self, *, resident: bool) -> None:
         """Notify the scheduler of the session's new device; `resident`: with a worker there."""
-        self._arbiter.moved(self._core.id, self._core.room.device.id, resident=resident)
+        self._arbiter.moved(self._core.id, self._core.allocator.device.id, resident=resident)
 
     def suspended(self) -> None:
         """End its lease, as it is off its device; it requests another one when it needs it.

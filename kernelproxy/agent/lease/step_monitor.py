@@ -65,7 +65,7 @@ class StepMonitor:
         self._core, self._state, self._arbiter = core, state, arbiter
         #: As last observed; None if nothing repeats.
         self.step: MeasuredStep | None = None
-        self._room: DeviceAllocator | None = None
+        self._allocator: DeviceAllocator | None = None
         self._polling: asyncio.Task[None] | None = None
         self._backlog: int | None = None  # end of the backlog, until that is executed
         self._since = 0.0  # when the backlog was executed
@@ -75,8 +75,8 @@ class StepMonitor:
     def begin(self) -> None:
         """Start monitoring: the session may execute from now on."""
         self.end()
-        self._room = self._core.room
-        self._room.enter(self._core.id)
+        self._allocator = self._core.allocator
+        self._allocator.enter(self._core.id)
         self._backlog = self._state.memory.client.head
         if not self._arbiter.keeps:
             self._polling = asyncio.create_task(self._poll())
@@ -86,9 +86,9 @@ class StepMonitor:
         if self._polling is not None:
             self._polling.cancel()
             self._polling = None
-        if self._room is not None:
-            self._room.leave(self._core.id)
-            self._room = None
+        if self._allocator is not None:
+            self._allocator.leave(self._core.id)
+            self._allocator = None
 
     @property
     def memory(self) -> int:
@@ -98,11 +98,11 @@ class StepMonitor:
             state.memory.client.memory_used,
             state.memory_request.bytes if state.memory_request else 0,
         )
-        return min(used, self._core.room.device.memory_total)
+        return min(used, self._core.allocator.device.memory_total)
 
     def company(self) -> list[str]:
         """Return the ids of the other sessions that may execute on its device now."""
-        others = self._room.lessees if self._room is not None else ()
+        others = self._allocator.lessees if self._allocator is not None else ()
         return [each for each in others if each != self._core.id]
 
     def measure(self) -> None:
@@ -135,28 +135,30 @@ class StepMonitor:
             self.measure()
 
     async def _observe(self) -> None:
-        if self._room is not None and self._room is not self._core.room:  # it has migrated
-            self._room.leave(self._core.id)
-            self._room = self._core.room
-            self._room.enter(self._core.id)
-        room, worker = self._room, self._state.worker
-        if room is None or worker is None or not self._caught_up():
+        if (
+            self._allocator is not None and self._allocator is not self._core.allocator
+        ):  # it has migrated
+            self._allocator.leave(self._core.id)
+            self._allocator = self._core.allocator
+            self._allocator.enter(self._core.id)
+        allocator, worker = self._allocator, self._state.worker
+        if allocator is None or worker is None or not self._caught_up():
             return
         asked = time.monotonic()
-        found = await worker.observe(max(room.lessees_since, self._since))
-        if found is None or room.lessees_since > asked:
+        found = await worker.observe(max(allocator.lessees_since, self._since))
+        if found is None or allocator.lessees_since > asked:
             return
         if not found.records:
             self.step = None
         elif found.made >= STEPS_MIN * found.records and found.seconds >= STRETCH_SECONDS_MIN:
-            if len(room.lessees) == 1:
+            if len(allocator.lessees) == 1:
                 self._alone = found.records
             self.step = MeasuredStep(
                 found.records,
                 found.seconds * found.records / found.made,
                 found.nadir / found.records,
                 found.memory_min,
-                frozenset(room.lessees),
+                frozenset(allocator.lessees),
             )
 
     def _caught_up(self) -> bool:

@@ -98,7 +98,7 @@ class Commands:
             except WorkerError as error:
                 raise ControlError(f"Its state could not be saved: {error}", "failed") from error
             if not self._hibernation.asleep:
-                core.room.leave_queue(core.tenant)
+                core.allocator.leave_queue(core.tenant)
                 self._demand.hold = hold
                 held = reasons.held(hold, why, core.user, script=script)
                 self._suspender.suspended(f"{held} {reasons.way_back(hold, script=script)}")
@@ -158,21 +158,21 @@ class Commands:
                     self._suspender.suspended(reason)
 
     async def migrate(
-        self, room: DeviceAllocator, check: Callable[[], None] = lambda: None
+        self, allocator: DeviceAllocator, check: Callable[[], None] = lambda: None
     ) -> SessionView:
         """Migrate it to another device while it continues to work; return when it is there.
 
         `check`: see `Migrator.migrate`.
         """
-        return await self._as_command(self._migrate(room, check))
+        return await self._as_command(self._migrate(allocator, check))
 
-    async def _migrate(self, room: DeviceAllocator, check: Callable[[], None]) -> SessionView:
+    async def _migrate(self, allocator: DeviceAllocator, check: Callable[[], None]) -> SessionView:
         core = self._core
         self._state.expedite()
         async with self._begun():
             core.check_usable()
             check()
-            await self._migrator.migrate(room, check)
+            await self._migrator.migrate(allocator, check)
             core.request_reconcile()
         return self._describe()
 

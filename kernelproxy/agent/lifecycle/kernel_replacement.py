@@ -78,7 +78,7 @@ class KernelReplacement:
     zygotes : Zygotes
     settings : AgentSettings
     add : callable
-        Makes a session: its id, request, owner, room and state.
+        Makes a session: its id, request, owner, allocator and state.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class KernelReplacement:
         """Raise ControlError ``unavailable`` if the replacement is known to be impossible."""
         why = ""
         label = manifest.label
-        kind = session.core.room.device.kind.name.lower()
+        kind = session.core.allocator.device.kind.name.lower()
         if not holds_process(manifest):
             why = f"Checkpoint {label.name!r} has the variables, but not the process."
         elif session.core.shared:
@@ -242,9 +242,9 @@ class KernelReplacement:
     async def _begin(self, session: Session, store: ChunkStore, manifest: Manifest) -> Session:
         """Make the session to which the process attaches."""
         name, label = secrets.token_hex(6), manifest.label
-        about, room = label.meta["process"], session.core.room
+        about, allocator = label.meta["process"], session.core.allocator
         state = DeviceState(
-            name, room.device, self._settings, SessionMemory(int(about["log_bytes"]))
+            name, allocator.device, self._settings, SessionMemory(int(about["log_bytes"]))
         )
         try:
             copy = self._cold.label(
@@ -262,7 +262,7 @@ class KernelReplacement:
             await state.close()
             raise
         request = replace(session.core.request, python=about["python"], key=secrets.token_hex(8))
-        new = self._add(name, request, session.core.owner, room, state)
+        new = self._add(name, request, session.core.owner, allocator, state)
         new.kernel.awaits_another = True
         new.kernel.cells_before = int(about["cells_before"])
         new.kernel.torch_version = label.torch or None

@@ -1,6 +1,6 @@
 """One device session: assembles its parts, reconciles them, and closes them.
 
-Each part takes by constructor what it uses, and imports only rooms below its own. This module is
+Each part takes by constructor what it uses, and imports only folders below its own. This module is
 above all of them: what the parts demand of the whole session (`SessionHooks`), it does.
 """
 
@@ -115,7 +115,7 @@ class Session:
     Parameters
     ----------
     identity : Identity
-    room : DeviceAllocator
+    allocator : DeviceAllocator
         Its device.
     state : DeviceState
         The session takes ownership.
@@ -128,7 +128,7 @@ class Session:
     def __init__(
         self,
         identity: Identity,
-        room: DeviceAllocator,
+        allocator: DeviceAllocator,
         state: DeviceState,
         zygotes: Zygotes,
         services: HostServices,
@@ -139,7 +139,7 @@ class Session:
         arbiter, request, host = services.arbiter, identity.request, services.host
         #: Limits that the scheduler sets.
         self.allowance = Allowance()
-        self.core = core = SessionCore(identity, room, self)
+        self.core = core = SessionCore(identity, allocator, self)
         self.demand = demand = WorkerDemand(core, state)
         self.preferences = Preferences(core, state, arbiter)
         timeouts = waits(request, services.settings, self.allowance)
@@ -200,7 +200,7 @@ class Session:
         self._reconciling = asyncio.create_task(
             self._reconcile_loop(), name=f"session {identity.id}"
         )
-        room.tenants[identity.id] = self.tenant
+        allocator.tenants[identity.id] = self.tenant
 
     def allow(self, allowance: Allowance) -> None:
         """Apply new limits."""
@@ -269,7 +269,7 @@ class Session:
         self.snapshots.set_timer(idle.idle_for())
         self.observed.set_timer()
         if core.state is State.IDLE:
-            core.room.changed()
+            core.allocator.changed()
 
     def _note_end_of_paused_cell(self) -> None:
         """Update the reason once the cell has ended (as by an interrupt) that it was paused in."""
@@ -340,7 +340,7 @@ class Session:
 
     def unlocked(self) -> None:
         """See `SessionHooks`."""
-        self.core.room.decided(self.tenant)
+        self.core.allocator.decided(self.tenant)
         self._services.host.decided(self.spiller)
 
     # ---------------------------------------------------------------- outliving the agent
@@ -359,7 +359,7 @@ class Session:
             "request": asdict(core.request),
             "owner": core.owner,
             "runs_as": asdict(owner) if owner else None,
-            "device": core.room.device.id,
+            "device": core.allocator.device.id,
             "kernel": kernel,
             "hibernation": hibernation,
             "state": state,
@@ -408,7 +408,7 @@ class Session:
             state.announce(Presence.ENDED if ended else Presence.ABSENT, core.reason)
         elif state.memory.client.head or page.memory_granted:
             self.demand.lost()
-            grant, ledger = page.memory_granted, core.room.ledger
+            grant, ledger = page.memory_granted, core.allocator.ledger
             if was is not State.QUEUED and not ledger.short(self.id, grant):
                 ledger.hold(self.id, grant)  # before sessions that waited for memory
         self.preferences.recover(record["wanted"])
@@ -429,8 +429,8 @@ class Session:
             self.lease.close()
         else:
             self._burying = asyncio.create_task(self._end_failed(worker))
-        core.room.leave_queue(self.tenant)
-        core.room.release(self.tenant)
+        core.allocator.leave_queue(self.tenant)
+        core.allocator.release(self.tenant)
         core.set_state(State.FAILED, reason)
         state.announce(Presence.ENDED, reason)
 
@@ -482,8 +482,8 @@ class Session:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.observed.cancel()  # the loop may have set the timer meanwhile
         async with core.locked_at_last():  # a neighbour may be suspending this session
-            core.room.leave_queue(self.tenant)
-            del core.room.tenants[self.id]
+            core.allocator.leave_queue(self.tenant)
+            del core.allocator.tenants[self.id]
             state.announce(Presence.ENDED, why)
             stored = state.disk.stored
             self._withdrawn = True
@@ -493,5 +493,5 @@ class Session:
             if stored is not None:
                 await services.host.cold.forget(stored)
             services.host.forget(self.spiller)
-            core.room.release(self.tenant)
+            core.allocator.release(self.tenant)
         self._on_closed(self)

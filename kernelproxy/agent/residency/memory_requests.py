@@ -47,9 +47,9 @@ class MemoryRequests:
     def cut(self, grant: int) -> int:
         """Lower the grant to `grant`, or to what is used by now; return the bytes freed."""
         core = self._core
-        before = core.room.ledger.of(core.id)
+        before = core.allocator.ledger.of(core.id)
         after = self._state.cut_grant(grant)
-        core.room.ledger.hold(core.id, after)
+        core.allocator.ledger.hold(core.id, after)
         return before - after
 
     async def answer(self) -> bool:
@@ -65,17 +65,17 @@ class MemoryRequests:
         if memory_request is None:
             return True
         if state.memory.agent.memory_granted < memory_request.bytes <= state.memory_limit:
-            if core.room.used_elsewhere(core.tenant) + memory_request.bytes > state.quota:
+            if core.allocator.used_elsewhere(core.tenant) + memory_request.bytes > state.quota:
                 return False  # it waits, or the scheduler evicts other sessions of its user
-            answer = await core.room.reserve(core.tenant, memory_request.bytes, queued=False)
+            answer = await core.allocator.reserve(core.tenant, memory_request.bytes, queued=False)
             if answer is not GrantAnswer.GRANTED:
                 return answer is GrantAnswer.LATER
-        self.publish(core.room.ledger.of(core.id), memory_request)
+        self.publish(core.allocator.ledger.of(core.id), memory_request)
         return True
 
     def publish(self, grant: int, answered: MemoryRequest | None) -> None:
         """Publish the client's grant, and the request which that answers."""
-        self._state.set_grant(grant, self._core.room.ledger.free, answered)
+        self._state.set_grant(grant, self._core.allocator.ledger.free, answered)
 
     async def run_granting(self, work: Coroutine[None, None, T]) -> T:
         """Run work whose duration depends on the size of the state; grant memory meanwhile."""

@@ -43,39 +43,39 @@ class Migrator:
         #: Cost of its last migration.
         self.last: Migration | None = None
 
-    async def migrate(self, room: DeviceAllocator, check: Callable[[], None]) -> None:
+    async def migrate(self, allocator: DeviceAllocator, check: Callable[[], None]) -> None:
         """Migrate it to a device, unless it is there.
 
         A session without a worker is only reassigned. `check` is called just before it is
         migrated; if it raises, the session stays where it is.
         """
         core = self._core
-        if room is core.room:
+        if allocator is core.allocator:
             return
-        moved = f"Moved from {_name(core.room)} to {_name(room)}."
+        moved = f"Moved from {_name(core.allocator)} to {_name(allocator)}."
         if self._state.worker is None:
-            self._settle_in(room)
+            self._settle_in(allocator)
         else:
-            await self._move_to(room, check)
+            await self._move_to(allocator, check)
         core.happened("migrated", moved)
 
-    async def _move_to(self, room: DeviceAllocator, check: Callable[[], None]) -> None:
+    async def _move_to(self, allocator: DeviceAllocator, check: Callable[[], None]) -> None:
         """Migrate its worker's state to a device, or leave it where it was."""
         core, state = self._core, self._state
-        here = core.room
+        here = core.allocator
 
         def check_again() -> None:
             check()
             grant = here.ledger.of(core.id)
-            if room.ledger.short(core.id, grant):
-                raise ControlError(f"{_name(room)} has too little free memory.", "no-room")
-            room.ledger.hold(core.id, grant)
+            if allocator.ledger.short(core.id, grant):
+                raise ControlError(f"{_name(allocator)} has too little free memory.", "no-room")
+            allocator.ledger.hold(core.id, grant)
             self._lease.pause()
 
         need = here.ledger.of(core.id)
-        if await room.reserve(core.tenant, need, queued=True) is not GrantAnswer.GRANTED:
+        if await allocator.reserve(core.tenant, need, queued=True) is not GrantAnswer.GRANTED:
             raise ControlError(
-                f"{_name(room)} has too little free memory: session {core.id} needs "
+                f"{_name(allocator)} has too little free memory: session {core.id} needs "
                 f"{bytes_text(need)}.",
                 "no-room",
             )
@@ -83,10 +83,10 @@ class Migrator:
             zygote = await self._starter.zygote()
             core.set_state(
                 State.MIGRATING,
-                f"Moving from {_name(here)} to {_name(room)}. Cells keep running.",
+                f"Moving from {_name(here)} to {_name(allocator)}. Cells keep running.",
             )
             self.last = await self._memory.run_granting(
-                migrate(state, zygote, room.device, check_again, core.request_reconcile)
+                migrate(state, zygote, allocator.device, check_again, core.request_reconcile)
             )
         except WorkerError as error:
             raise ControlError(
@@ -94,32 +94,32 @@ class Migrator:
                 "failed",
             ) from error
         finally:
-            if state.device is room.device:
-                self._settle_in(room)
+            if state.device is allocator.device:
+                self._settle_in(allocator)
             else:
-                room.release(core.tenant)
+                allocator.release(core.tenant)
                 await self._lease.go_on()
             if core.state is State.MIGRATING:
                 core.set_state(State.RUNNING, reasons.RUNNING)
 
-    def _settle_in(self, room: DeviceAllocator) -> None:
+    def _settle_in(self, allocator: DeviceAllocator) -> None:
         """Assign the session to a device."""
         core, state, tenant = self._core, self._state, self._core.tenant
-        core.room.leave_queue(tenant)
-        del core.room.tenants[core.id]
-        core.room.release(tenant)
-        core.room.decided(tenant)
-        room.tenants[core.id] = tenant
-        core.room = room
+        core.allocator.leave_queue(tenant)
+        del core.allocator.tenants[core.id]
+        core.allocator.release(tenant)
+        core.allocator.decided(tenant)
+        allocator.tenants[core.id] = tenant
+        core.allocator = allocator
         core.persist()
         core.note_state()
         self._lease.pause(over=True)
         self._lease.moved(resident=state.worker is not None)
-        if state.device is not room.device:
-            state.settle_on(room.device)
+        if state.device is not allocator.device:
+            state.settle_on(allocator.device)
             state.memory.agent.ring()
 
 
-def _name(room: DeviceAllocator) -> str:
+def _name(allocator: DeviceAllocator) -> str:
     """Return the user-facing name of a device."""
-    return device_name(room.device.id)
+    return device_name(allocator.device.id)

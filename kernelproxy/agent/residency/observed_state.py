@@ -113,9 +113,11 @@ class ObservedState:
         others = self._lease.monitor.company()
         if not others or not self._lease.scheduled:
             return reasons.RUNNING
-        room = self._core.room
-        names = " and ".join(known_as(self._core.tenant, room.tenants.get(each)) for each in others)
-        device = device_name(room.device.id)
+        allocator = self._core.allocator
+        names = " and ".join(
+            known_as(self._core.tenant, allocator.tenants.get(each)) for each in others
+        )
+        device = device_name(allocator.device.id)
         return f"{reasons.RUNNING} Shares {device} with {names} as long as that is faster for both."
 
     def _idle_reason(self) -> str:

@@ -78,7 +78,7 @@ class Restorer:
         if not lease.held:
             demand.leave_queue()  # sessions with a lease come first
             if state.worker is None and not core.inhibited(Inhibitor.PIN):
-                core.room.release(core.tenant)  # they may need the memory of its dead worker
+                core.allocator.release(core.tenant)  # they may need the memory of its dead worker
             core.set_state(State.QUEUED, self._waiting.why_queued())
         elif state.worker is None:
             await self._start()
@@ -93,19 +93,19 @@ class Restorer:
     async def _start(self) -> None:
         """Start its worker, or queue it for room on its device."""
         core, state, demand = self._core, self._state, self._demand
-        room, lease = core.room, self._lease
+        allocator, lease = core.allocator, self._lease
         memory_request, need = state.memory_request, self._waiting.need()
         if state.disk.error is not None:
             return await self._strand(state.disk.error)
         demand.needed = True
-        if await room.reserve(core.tenant, need, queued=True) is not GrantAnswer.GRANTED:
+        if await allocator.reserve(core.tenant, need, queued=True) is not GrantAnswer.GRANTED:
             return self._queue(need)
         demand.queued_since = None
         rebuilt = demand.why_died or reasons.REBUILT
         core.set_state(State.RESTORING, rebuilt if demand.died else reasons.RESTORED)
         demand.died, demand.why_died = False, ""
         state.set_grant(
-            room.ledger.of(core.id), room.ledger.free, memory_request
+            allocator.ledger.of(core.id), allocator.ledger.free, memory_request
         )  # replay may need all
         state.announce(Presence.PRESENT)  # from here on the client need not ring
         try:
@@ -123,15 +123,15 @@ class Restorer:
     def _queue(self, need: int) -> None:
         """Queue it for `need` bytes on its device."""
         core, state, demand, lease = self._core, self._state, self._demand, self._lease
-        room = core.room
-        room.ledger.release(core.id)  # it may still hold some if a worker died
+        allocator = core.allocator
+        allocator.ledger.release(core.id)  # it may still hold some if a worker died
         lease.bring(away=False)  # from here on its duration is no measure of the device
         state.announce(Presence.ABSENT)
-        kept = room.kept_from(core.tenant, need) or room.stuck(core.tenant)
-        place = room.enqueue(core.tenant)
+        kept = allocator.kept_from(core.tenant, need) or allocator.stuck(core.tenant)
+        place = allocator.enqueue(core.tenant)
         demand.queued_since = demand.queued_since or time.monotonic()
         long = time.monotonic() - demand.queued_since > ROOM_SECONDS
-        device, size = device_name(room.device.id), bytes_text(need)
+        device, size = device_name(allocator.device.id), bytes_text(need)
         if (kept or long) and lease.scheduled:  # others can use the lease
             demand.leave_queue()
             why = kept or f"{device} has less than {size} free now."
@@ -155,7 +155,7 @@ class Restorer:
         demand.pause(why, seconds)
         demand.leave_queue()
         if not core.inhibited(Inhibitor.PIN):
-            core.room.release(core.tenant)  # others may use it meanwhile
+            core.allocator.release(core.tenant)  # others may use it meanwhile
         self._state.announce(Presence.ABSENT)
         self._lease.stand_back()
         core.set_state(State.QUEUED, demand.obstacle)
@@ -178,4 +178,4 @@ class Restorer:
         core.set_state(State.SUSPENDED, reason)
         # The client must not wait in vain; the next cell, or `resume`, retries.
         state.announce(Presence.ENDED, reason)
-        core.room.release(core.tenant)
+        core.allocator.release(core.tenant)

@@ -119,7 +119,7 @@ class Suspender:
         state.announce(Presence.ABSENT)
         self._lease.suspended()
         self._lease.left_device()
-        core.room.release(core.tenant)
+        core.allocator.release(core.tenant)
         self._spiller.host_changed()
 
     def way_back(self) -> str:

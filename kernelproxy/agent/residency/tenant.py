@@ -66,7 +66,7 @@ class SessionTenant:
 
     @property
     def _granted(self) -> int:
-        return self._core.room.ledger.of(self.id)
+        return self._core.allocator.ledger.of(self.id)
 
     @property
     def kept(self) -> int:
@@ -110,7 +110,7 @@ class SessionTenant:
         core, state = self._core, self._state
         state.expedite()
         async with core.exclusive():
-            if core.room.device.id != device:
+            if core.allocator.device.id != device:
                 return False
             if state.worker is None:
                 self._lease.left_device()
@@ -123,7 +123,7 @@ class SessionTenant:
         """See `Tenant`."""
         with contextlib.suppress(InternalError):
             async with self._core.exclusive():
-                made_for = known_as(self, self._core.room.tenants.get(other))
+                made_for = known_as(self, self._core.allocator.tenants.get(other))
                 return await self._suspender.suspend_if_idle(
                     f"Made room for {made_for}", waiters_present=True
                 )

@@ -37,12 +37,12 @@ class WaitReasons:
         state = self._state
         memory_request, granted = state.memory_request, state.memory.agent.memory_granted
         wanted = memory_request.bytes if memory_request else state.memory.client.memory_used
-        return min(max(granted, state.replay_grant, wanted), self._core.room.ledger.total)
+        return min(max(granted, state.replay_grant, wanted), self._core.allocator.ledger.total)
 
     def outlook(self) -> SessionOutlook | None:
         """Return what it can expect while it is queued; None if unknown."""
         core = self._core
-        if place := core.room.place(core.tenant):
+        if place := core.allocator.place(core.tenant):
             return SessionOutlook(place, None, core.reason)
         found = self._arbiter.outlook(core.id)
         if found is None:
@@ -57,9 +57,11 @@ class WaitReasons:
         if self._state.worker is not None:
             return ""
         bound = core.request.device is not None or core.inhibited(Inhibitor.PIN)
-        rooms = [core.room] if bound else core.room.rooms
-        kept = {room: room.kept_from(core.tenant, self.need()) for room in rooms}
-        return kept[core.room] if all(kept.values()) else ""
+        allocators = [core.allocator] if bound else core.allocator.allocators
+        kept = {
+            allocator: allocator.kept_from(core.tenant, self.need()) for allocator in allocators
+        }
+        return kept[core.allocator] if all(kept.values()) else ""
 
     def why(self, reason: str) -> str:
         """Return why it has no lease, after why it needs one if its worker died."""
@@ -75,6 +77,6 @@ class WaitReasons:
         return bool(
             self._demand.obstacle
             or self._lease.reason
-            or core.room.place(core.tenant)
+            or core.allocator.place(core.tenant)
             or self.blocked_by_pins()
         )

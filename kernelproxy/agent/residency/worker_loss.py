@@ -66,7 +66,7 @@ class WorkerLoss:
                 return
         except (ControlError, WorkerError) as error:
             log.warning("Session %s cannot wait for memory elsewhere: %s", core.id, error)
-            self._memory.publish(core.room.ledger.of(core.id), state.memory_request)
+            self._memory.publish(core.allocator.ledger.of(core.id), state.memory_request)
             return
         self._demand.needed = True
         self._suspender.leave_device()

@@ -91,7 +91,7 @@ class SessionCore:
     Parameters
     ----------
     identity : Identity
-    room : DeviceAllocator
+    allocator : DeviceAllocator
         Its device.
     hooks : SessionHooks
     """
@@ -99,9 +99,9 @@ class SessionCore:
     #: The session as its device's allocator uses it; set before the session is used.
     tenant: Tenant
 
-    def __init__(self, identity: Identity, room: DeviceAllocator, hooks: SessionHooks) -> None:
+    def __init__(self, identity: Identity, allocator: DeviceAllocator, hooks: SessionHooks) -> None:
         self.id, self.request, self.owner = identity.id, identity.request, identity.owner
-        self.shared, self.room = identity.shared, room
+        self.shared, self.allocator = identity.shared, allocator
         #: Name of its user, as policies spell it.
         self.user = self.request.user or reasons.user_name(self.owner)
         self.state, self.reason, self.since = State.IDLE, reasons.UNUSED, time.monotonic()

@@ -129,4 +129,4 @@ class WorkerDemand:
     def leave_queue(self) -> None:
         """Leave the queue for room, so that others can have it."""
         self.queued_since = None
-        self._core.room.leave_queue(self._core.tenant)
+        self._core.allocator.leave_queue(self._core.tenant)

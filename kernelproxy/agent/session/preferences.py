@@ -46,9 +46,9 @@ class Preferences:
     def terms(self) -> SessionDescription:
         """Return the session's description for the scheduler."""
         core = self._core
-        used = min(self._state.memory.client.memory_used, core.room.ledger.total)
+        used = min(self._state.memory.client.memory_used, core.allocator.ledger.total)
         bound = core.request.device is not None
-        device = core.room.device.id
+        device = core.allocator.device.id
         return SessionDescription(
             core.id, core.name, core.owner, device, used, bound, core.user, self.pinned, self.tier
         )
@@ -83,8 +83,10 @@ class Preferences:
             self.pinned, self.tier = before
             raise
         self._core.persist()
-        for room in self._core.room.rooms:  # own timers and others' reasons to wait depend on it
-            for each in room.tenants.values():
+        for (
+            allocator
+        ) in self._core.allocator.allocators:  # own timers and others' reasons to wait depend on it
+            for each in allocator.tenants.values():
                 each.request_reconcile()
 
     @property

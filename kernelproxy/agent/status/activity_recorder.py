@@ -31,7 +31,7 @@ class ActivityRecorder:
     ----------
     sessions : mapping
         The present sessions, by id.
-    rooms : mapping
+    allocators : mapping
         By id of the device.
     record : ActivityStore
         The recorder takes ownership.
@@ -40,10 +40,10 @@ class ActivityRecorder:
     def __init__(
         self,
         sessions: Mapping[str, Session],
-        rooms: Mapping[str, DeviceAllocator],
+        allocators: Mapping[str, DeviceAllocator],
         record: ActivityStore,
     ) -> None:
-        self._sessions, self._rooms, self._record = sessions, rooms, record
+        self._sessions, self._allocators, self._record = sessions, allocators, record
         self._last: dict[str, tuple[str, str]] = {}
         self._suspended: set[str] = set()
         self._used: dict[str, int] = {}
@@ -55,7 +55,7 @@ class ActivityRecorder:
         """Record that the daemon begins; see `ActivityStore.begin`."""
         devices = [
             (each.device.id, each.device.kind.name.lower(), each.device.memory_total)
-            for each in self._rooms.values()
+            for each in self._allocators.values()
         ]
         self._record.begin(time.time(), devices, kept=kept)
 
@@ -74,7 +74,7 @@ class ActivityRecorder:
 
         `recovered`: it was already in that state under the previous agent, which has recorded it.
         """
-        state, device = _state(session), session.core.room.device.id
+        state, device = _state(session), session.core.allocator.device.id
         if self._last.get(session.id) == (device, state):
             return
         self.note_executed(session)
@@ -93,11 +93,11 @@ class ActivityRecorder:
 
     def happened(self, session: Session, kind: str, text: str) -> None:
         """Record an event of a session: a kind as in ``openapi.yaml``, and a sentence."""
-        self._record.happened(time.time(), kind, session.id, session.core.room.device.id, text)
+        self._record.happened(time.time(), kind, session.id, session.core.allocator.device.id, text)
 
     def closed(self, session: Session) -> None:
         """Record that a session has ended and uses nothing any more."""
-        device, _ = self._last.pop(session.id, (session.core.room.device.id, ""))
+        device, _ = self._last.pop(session.id, (session.core.allocator.device.id, ""))
         self._executed.pop(session.id, None)
         self._suspended.discard(session.id)
         self._record.changed(Change(time.time(), session.id, device, ENDED))
@@ -129,15 +129,15 @@ class ActivityRecorder:
             before = total  # from an agent that died, which has recorded it
         self._executed[session.id] = total
         if (seconds := total - (before or 0.0)) > 0.0:
-            device, _ = self._last.get(session.id, (session.core.room.device.id, ""))
+            device, _ = self._last.get(session.id, (session.core.allocator.device.id, ""))
             self._record.executed(time.time(), session.id, device, seconds)
 
     def _note_memory(self) -> None:
-        now, used = time.time(), dict.fromkeys(self._rooms, 0)
+        now, used = time.time(), dict.fromkeys(self._allocators, 0)
         for each in self._sessions.values():
             if not each.device_state.closed:
                 self.note_executed(each)
-                used[each.core.room.device.id] += session_status.memory_used(each)
+                used[each.core.allocator.device.id] += session_status.memory_used(each)
         for device, count in used.items():
             if self._used.get(device, 0) != count:
                 self._used[device] = count

@@ -46,7 +46,7 @@ def describe_session(session: Session, *, asking: bool = False) -> SessionView:
         "worker_pid": worker.pid if worker else None,
         "state": str(shown),
         "tier": _tier(session, worker is not None),
-        "device": core.room.device.id,
+        "device": core.allocator.device.id,
         "memory": memory_used(session),
         "log_head": client.head,
         "log_consumed": memory.worker.consumed,
@@ -89,7 +89,7 @@ def _shared(session: Session) -> SharedView | None:
     """Return the sessions with which it shares devices; None if a user suspended it."""
     if not session.lease.scheduled or session.demand.hold is not None:
         return None
-    return shared(session.tenant, session.core.room.rooms)
+    return shared(session.tenant, session.core.allocator.allocators)
 
 
 def memory_used(session: Session) -> int:
@@ -176,14 +176,14 @@ def _snapshot(snapshot: Snapshot | None) -> SnapshotView | None:
     }
 
 
-def describe_device(room: DeviceAllocator, sessions: Sequence[SessionView]) -> DeviceView:
+def describe_device(allocator: DeviceAllocator, sessions: Sequence[SessionView]) -> DeviceView:
     """Return a device's entry in the reply to `Status`, given all sessions of the reply."""
-    here = [each for each in sessions if each["device"] == room.device.id]
+    here = [each for each in sessions if each["device"] == allocator.device.id]
     return {
-        "id": room.device.id,
-        "kind": room.device.kind.name.lower(),
-        "name": room.device.name,
-        "memory_total": room.device.memory_total,
+        "id": allocator.device.id,
+        "kind": allocator.device.kind.name.lower(),
+        "name": allocator.device.name,
+        "memory_total": allocator.device.memory_total,
         "memory_used": sum(each["memory"] for each in here),
         "sessions": [each["id"] for each in here],
     }

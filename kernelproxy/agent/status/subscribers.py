@@ -73,14 +73,14 @@ class Subscribers:
     ----------
     sessions : mapping
         The present sessions, by id.
-    rooms : mapping
+    allocators : mapping
         By id of the device.
     """
 
     def __init__(
-        self, sessions: Mapping[str, Session], rooms: Mapping[str, DeviceAllocator]
+        self, sessions: Mapping[str, Session], allocators: Mapping[str, DeviceAllocator]
     ) -> None:
-        self._sessions, self._rooms = sessions, rooms
+        self._sessions, self._allocators = sessions, allocators
         self._watchers: set[_Subscriber] = set()
         self._noted: set[str] = set()
         #: Last description sent of each session, and when; empty without subscribers.
@@ -133,7 +133,7 @@ class Subscribers:
     def _refresh(self, session: Session) -> SessionView:
         """Describe a session, and send the description if it differs from the last one."""
         now, described = time.monotonic(), session_status.describe_session(session)
-        told, total = self._told.get(session.id), session.core.room.device.memory_total
+        told, total = self._told.get(session.id), session.core.allocator.device.memory_total
         if told is None or differs(told[0], described, now - told[1], total):
             self._told[session.id] = described, now
             self._tell_all(session.id)
@@ -220,7 +220,7 @@ class Subscribers:
 
     def _devices(self) -> list[DeviceView]:
         told = [each for each, _ in self._told.values()]
-        return [session_status.describe_device(each, told) for each in self._rooms.values()]
+        return [session_status.describe_device(each, told) for each in self._allocators.values()]
 
 
 class _Subscriber:

@@ -44,7 +44,7 @@ class Audited(Controller):
         held = self.held()
         sessions: Any = self._hands._sessions  # type: ignore[attr-defined]
         agent = {
-            each.id: (each.core.room.device.id, each.lease._token)
+            each.id: (each.core.allocator.device.id, each.lease._token)
             for each in sessions.values()
             if each.lease._token is not None
         }

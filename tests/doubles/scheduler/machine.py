@@ -148,7 +148,7 @@ class NotebookState:
     """State of a notebook on a device."""
 
     def __init__(self, notebook: MachineNotebook) -> None:
-        self.notebook, self.device = notebook, notebook.room.device
+        self.notebook, self.device = notebook, notebook.allocator.device
         self.worker: CellWorker | None = None
         self.position, self.lease = int(notebook.used), (0, False)
         agent = SimpleNamespace(presence=Presence.ABSENT, ring=lambda: None)
@@ -184,11 +184,11 @@ class MachineNotebook:
         name: str,
         user: str,
         memory: int,
-        room: DeviceAllocator,
+        allocator: DeviceAllocator,
         bound: bool,
     ) -> None:
         self.machine, self.id, self.name, self.user = machine, name, name, user
-        self.memory, self.room, self.bound, self.owner = memory, room, bound, 1
+        self.memory, self.allocator, self.bound, self.owner = memory, allocator, bound, 1
         self.left, self.used = 0.0, False
         # It stands for the parts of a session, too.
         self.core = self.tenant = self
@@ -210,13 +210,13 @@ class MachineNotebook:
         self.lease.monitor = MemoryMonitor(self)  # type: ignore[assignment]
         migrator = Migrator(me, me.device_state, self.lease, me, me)
         self.commands = Commands(me, me.device_state, me, me, me, migrator, me, self.describe)
-        self.room.tenants[self.id] = self  # type: ignore[assignment]
+        self.allocator.tenants[self.id] = self  # type: ignore[assignment]
         self.attending = asyncio.create_task(self._attend())
         self.arbiter.opened(self.terms())
 
     def terms(self) -> SessionDescription:
         return SessionDescription(
-            self.id, self.name, 1, self.room.device.id, self.memory, self.bound, self.user,
+            self.id, self.name, 1, self.allocator.device.id, self.memory, self.bound, self.user,
             self.preferences.pinned,
         )  # fmt: skip
 
@@ -248,9 +248,9 @@ class MachineNotebook:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         async with self.lock:
-            self.room.leave_queue(self)  # type: ignore[arg-type]
-            del self.room.tenants[self.id]
-            self.room.release(self)  # type: ignore[arg-type]
+            self.allocator.leave_queue(self)  # type: ignore[arg-type]
+            del self.allocator.tenants[self.id]
+            self.allocator.release(self)  # type: ignore[arg-type]
         self.left = 0.0
         self.machine.notebooks.pop(self.id, None)
 
@@ -305,7 +305,7 @@ class MachineNotebook:
         finally:
             self.claims -= 1
             if not self.claims:
-                self.room.decided(self)  # type: ignore[arg-type]
+                self.allocator.decided(self)  # type: ignore[arg-type]
 
     async def run_granting(self, work: Any) -> Any:
         return await work
@@ -337,7 +337,7 @@ class MachineNotebook:
 
     @property
     def kept(self) -> int:
-        return self.room.ledger.of(self.id) if self.preferences.pinned else 0
+        return self.allocator.ledger.of(self.id) if self.preferences.pinned else 0
 
     @property
     def lock_taken(self) -> bool:
@@ -347,7 +347,7 @@ class MachineNotebook:
         return 0
 
     def as_neighbour(self) -> Neighbour | None:
-        worker, granted = self.device_state.worker, self.room.ledger.of(self.id)
+        worker, granted = self.device_state.worker, self.allocator.ledger.of(self.id)
         if worker is None or worker.broken or self.claims or self.closing:
             return None
         stays = self.preferences.pinned or (self.lease.held and worker.since is not None)
@@ -359,7 +359,7 @@ class MachineNotebook:
 
     async def evict(self, device: str, reason: str) -> bool:
         async with self.exclusive():
-            if self.room.device.id != device:
+            if self.allocator.device.id != device:
                 return False
             if self.device_state.worker is None:
                 self.arbiter.evicted(self.id, device)
@@ -395,8 +395,8 @@ class MachineNotebook:
         self.set_state(State.SUSPENDED, "")
         self.device_state.announce(Presence.ABSENT)
         self.lease.suspended()
-        self.arbiter.evicted(self.id, self.room.device.id)
-        self.room.release(self)  # type: ignore[arg-type]
+        self.arbiter.evicted(self.id, self.allocator.device.id)
+        self.allocator.release(self)  # type: ignore[arg-type]
         self.look()
 
     # Reconcile task.
@@ -430,18 +430,18 @@ class MachineNotebook:
         self.lease.ask()
         if not self.lease.held:
             if state.worker is None and not self.preferences.pinned:
-                self.room.release(self)  # type: ignore[arg-type]
+                self.allocator.release(self)  # type: ignore[arg-type]
             return None
         if state.worker is not None:
             return None
-        answer = await self.room.reserve(self, self.memory, queued=True)  # type: ignore[arg-type]
+        answer = await self.allocator.reserve(self, self.memory, queued=True)  # type: ignore[arg-type]
         if answer is not GrantAnswer.GRANTED:
-            self.room.ledger.release(self.id)
+            self.allocator.ledger.release(self.id)
             return self.lease.cannot("There is no room.")
         try:
             await self.machine.chance.act(0.3)
         except Exception as error:
-            self.room.release(self)  # type: ignore[arg-type]
+            self.allocator.release(self)  # type: ignore[arg-type]
             return self.lease.cannot(str(error))
         state.worker, self.needed, state.position = CellWorker(self), False, 1
         return None
@@ -454,7 +454,7 @@ class MachineNotebook:
             for key in ("phase", "token", "devices", "homes", "moving", "bound", "pinned_on")
         }
         return (
-            f"{self.id} on {self.room.device.id}: left {self.left:.3f}, {self.state}, "
+            f"{self.id} on {self.allocator.device.id}: left {self.left:.3f}, {self.state}, "
             f"needed {self.needed}, held off {self.held_off}, pinned {self.preferences.pinned}, "
             f"worker {state.worker and vars(state.worker)}, lock {self.lock.locked()}, "
             f"lease {lease._token, lease._promised, lease._asked, lease._taking, lease._closed}; "
@@ -490,12 +490,14 @@ class Machine:
     def begin(self) -> None:
         """Start an agent."""
         clock = asyncio.get_running_loop().time
-        self.rooms = {name: DeviceAllocator(device, MIB) for name, device in self.devices.items()}
-        for room in self.rooms.values():
-            room.rooms = list(self.rooms.values())
+        self.allocators = {
+            name: DeviceAllocator(device, MIB) for name, device in self.devices.items()
+        }
+        for allocator in self.allocators.values():
+            allocator.allocators = list(self.allocators.values())
         self.controller = Counting(clock=clock, directory=self.directory)
         self.controller.answers = self.answers
-        self.hands = SchedulerActions(self.controller, self.notebooks, self.rooms)  # type: ignore[arg-type]
+        self.hands = SchedulerActions(self.controller, self.notebooks, self.allocators)  # type: ignore[arg-type]
         self.controller.begin(self.hands, {n: d.memory_total for n, d in self.devices.items()})
 
     async def restart(self) -> None:
@@ -518,7 +520,7 @@ class Machine:
         self.notebooks.clear()
         self.begin()
         for each in before:
-            each.room = self.rooms[each.room.device.id]
+            each.allocator = self.allocators[each.allocator.device.id]
             self.notebooks[each.id] = each
             each.begin(pinned=each.preferences.pinned)
             each.needed = bool(each.used)
@@ -527,13 +529,15 @@ class Machine:
     def open(self, user: str, memory: int, device: str, *, bound: bool) -> MachineNotebook:
         """Start a kernel."""
         name = f"{next(self.numbers):012x}"
-        found = MachineNotebook(self, name, user, memory, self.rooms[device], bound)
+        found = MachineNotebook(self, name, user, memory, self.allocators[device], bound)
         self.notebooks[name] = found
         return found
 
     def holders(self, device: str) -> list[MachineNotebook]:
         """Return the notebooks that may execute on a device."""
-        return [e for e in self.notebooks.values() if e.lease.held and e.room.device.id == device]
+        return [
+            e for e in self.notebooks.values() if e.lease.held and e.allocator.device.id == device
+        ]
 
 
 def patch(monkeypatch: Any) -> None:

@@ -115,7 +115,7 @@ class Trial:
         elif kind == "migrate":
             with contextlib.suppress(SingError):
                 await notebook.commands.migrate(
-                    self.random.choice(list(self.machine.rooms.values()))
+                    self.random.choice(list(self.machine.allocators.values()))
                 )
         elif kind == "kill" and worker is not None:
             worker.die()
@@ -161,36 +161,38 @@ class Trial:
         held = self.machine.controller.held()
         for each in self.machine.notebooks.values():
             if (token := each.lease._token) is not None:
-                assert held.get(each.id) == (each.room.device.id, token), "nobody gave it that"
-        for room in self.machine.rooms.values():
+                assert held.get(each.id) == (each.allocator.device.id, token), "nobody gave it that"
+        for allocator in self.machine.allocators.values():
             executing = [
                 each
                 for each in self.machine.notebooks.values()
                 if (worker := each.device_state.worker) is not None
                 and worker.since is not None
-                and each.room is room
+                and each.allocator is allocator
             ]
             assert len(executing) <= 1, "two execute at once"
-            assert room.ledger.free >= 0
+            assert allocator.ledger.free >= 0
         for each in self.machine.notebooks.values():
             if each.attending.done() and not each.closing:
                 each.attending.result()
             waits = each.wants_worker() and not each.lease.held
-            served = waits and any(self.could(each, room) for room in self.machine.rooms.values())
+            served = waits and any(
+                self.could(each, allocator) for allocator in self.machine.allocators.values()
+            )
             self.idle_for[each.id] = self.idle_for[each.id] + 1 if served else 0
             assert self.idle_for[each.id] < IDLE_MAX, f"waits beside an idle device: {each}"
 
-    def could(self, notebook: MachineNotebook, room: DeviceAllocator) -> bool:
+    def could(self, notebook: MachineNotebook, allocator: DeviceAllocator) -> bool:
         """True if a device without a holder could serve this notebook."""
         if notebook.bound or notebook.preferences.pinned:
-            return room is notebook.room and not self.machine.holders(room.device.id)
+            return allocator is notebook.allocator and not self.machine.holders(allocator.device.id)
         others = [e for e in self.machine.notebooks.values() if e is not notebook]
         if "devices: 1" in self.policy and any(e.user == notebook.user for e in others):
             return False
-        kept = sum(each.kept for each in others if each.room is room)
-        if kept + 1.06 * notebook.memory > room.ledger.total:
+        kept = sum(each.kept for each in others if each.allocator is allocator)
+        if kept + 1.06 * notebook.memory > allocator.ledger.total:
             return False
-        return not self.machine.holders(room.device.id)
+        return not self.machine.holders(allocator.device.id)
 
     def check_rest(self) -> None:
         """Check what holds when all work has ended."""
@@ -206,7 +208,7 @@ class Trial:
             assert {each.id for each in device.residents} == {
                 each.id
                 for each in self.machine.notebooks.values()
-                if each.device_state.worker is not None and each.room.device.id == name
+                if each.device_state.worker is not None and each.allocator.device.id == name
             }, "books and truth differ"
             assert device.used == sum(device.residents.values())
         assert not self.machine.controller.held()

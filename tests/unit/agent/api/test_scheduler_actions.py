@@ -34,7 +34,7 @@ class Fake:
     def __init__(self, arbiter: Told, error: Exception | None) -> None:
         self.id, self.error, self.closing = "s", error, False
         device = SimpleNamespace(id=HERE, memory_total=1)
-        self.room = SimpleNamespace(device=device, tenants={})
+        self.allocator = SimpleNamespace(device=device, tenants={})
         self.core = self.tenant = self
         self.preferences = SimpleNamespace(pinned=False)
         client = SimpleNamespace(memory_used=0)
@@ -52,17 +52,17 @@ class Fake:
         demand, idle = SimpleNamespace(), SimpleNamespace()
         self.lease = DeviceLease(self, self.device_state, demand, idle, arbiter)  # type: ignore[arg-type]
 
-    async def migrate(self, room: Any, check: Callable[[], None]) -> None:
+    async def migrate(self, allocator: Any, check: Callable[[], None]) -> None:
         async with self.lock:
             check()
             if self.error is not None:
                 raise self.error
-            self.room = room
+            self.allocator = allocator
 
     async def evict(self, device: str, reason: str) -> bool:
         if self.error is not None:
             raise self.error
-        return self.room.device.id == device and not self.preferences.pinned
+        return self.allocator.device.id == device and not self.preferences.pinned
 
     def request_reconcile(self) -> None:
         self.looks += 1
@@ -76,7 +76,7 @@ def run(do: Do, error: Exception | None = None) -> list[tuple[Any, ...]]:
         told = Told()
         session = Fake(told, error)
         there = SimpleNamespace(device=SimpleNamespace(id=THERE, memory_total=1))
-        hands = SchedulerActions(told, {"s": session}, {HERE: session.room, THERE: there})  # type: ignore
+        hands = SchedulerActions(told, {"s": session}, {HERE: session.allocator, THERE: there})  # type: ignore
         result = do(hands, session, told)
         if result is not None:
             await result
@@ -130,7 +130,7 @@ def test_a_pin_in_between_is_heeded_and_answered(act: str, args: tuple[Any, ...]
 def test_a_session_that_migrated_meanwhile_is_left_alone(act: str) -> None:
     def do(hands: SchedulerActions, session: Fake, told: Told) -> None:
         getattr(hands, act)("s", HERE, THERE)
-        session.room = SimpleNamespace(device=SimpleNamespace(id="cpu:2"))
+        session.allocator = SimpleNamespace(device=SimpleNamespace(id="cpu:2"))
 
     ((name, _, device, _),) = run(do)
     assert (name, device) == ("stayed", HERE)

@@ -16,7 +16,7 @@ def tenant(name: str, owner: int = 1) -> Any:
     return SimpleNamespace(id=name, name=f"{name}.ipynb", owner=owner, user=user, wants_turns=True)
 
 
-def room(device: str, *tenants: Any) -> Any:
+def allocator(device: str, *tenants: Any) -> Any:
     found = {each.id: each for each in tenants}
     return SimpleNamespace(device=SimpleNamespace(id=device), tenants=found, history=UsageHistory())
 
@@ -34,7 +34,7 @@ def take_turns(here: Any, names: str, seconds: float, start: float, end: float) 
 
 def test_sessions_that_take_turns_show_the_same_in_each_turn() -> None:
     a, b = tenant("a"), tenant("b", owner=2)
-    here = room("cpu:0", a, b)
+    here = allocator("cpu:0", a, b)
     now, told = take_turns(here, "ab", 1.0, 0.0, 60.0), set[str]()
     for turn in range(20):
         name = "ab"[turn % 2]
@@ -55,7 +55,7 @@ def test_sessions_that_take_turns_show_the_same_in_each_turn() -> None:
 
 def test_time_before_the_other_session_joined_is_no_part_of_a_share() -> None:
     a, b = tenant("a"), tenant("b")
-    here = room("cpu:0", a, b)
+    here = allocator("cpu:0", a, b)
     now = take_turns(here, "a", 1.0, 0.0, 25.0)
     waiting = shared(a, [here], now)
     assert waiting is not None
@@ -70,20 +70,20 @@ def test_time_before_the_other_session_joined_is_no_part_of_a_share() -> None:
 
 def test_three_on_two_devices_that_move_read_the_same_all_the_time() -> None:
     those = [tenant(each) for each in "abc"]
-    rooms = [room("cpu:0", *those[:2]), room("cpu:1", those[2])]
+    allocators = [allocator("cpu:0", *those[:2]), allocator("cpu:1", those[2])]
     devices, told = ("ab", "ca", "bc"), set[str]()
     now = 0.0
     for turn in range(60):  # the waiting one goes where there is room: a third of each for each
         pair = devices[turn % 3]
-        for there, name in zip(rooms, pair, strict=True):
+        for there, name in zip(allocators, pair, strict=True):
             there.tenants = {each.id: each for each in those if each.id == name}
             there.history.began(name, now)
         waits = next(each for each in those if each.id not in pair)
-        rooms[turn % 2].tenants[waits.id] = waits
+        allocators[turn % 2].tenants[waits.id] = waits
         if turn > 30:
-            told |= {str(shared(each, rooms, now + 0.5)) for each in those}
+            told |= {str(shared(each, allocators, now + 0.5)) for each in those}
         now += 2.0
-        for there, name in zip(rooms, pair, strict=True):
+        for there, name in zip(allocators, pair, strict=True):
             there.history.ended(name, now)
     both = ["cpu:0", "cpu:1"]
     assert told <= {
@@ -96,7 +96,7 @@ def test_three_on_two_devices_that_move_read_the_same_all_the_time() -> None:
 @pytest.mark.parametrize("change", ["rests", "waits long", "never ran", "others rest"])
 def test_a_session_that_takes_no_turns_shares_nothing(change: str) -> None:
     a, b = tenant("a"), tenant("b")
-    here = room("cpu:0", a, b)
+    here = allocator("cpu:0", a, b)
     now = take_turns(here, "b" if change == "never ran" else "ab", 1.0, 0.0, 10.0)
     if change == "rests":
         a.wants_turns = False

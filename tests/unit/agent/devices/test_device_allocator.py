@@ -22,13 +22,13 @@ class Resident:
     owner = 0
     lock_taken = False
 
-    def __init__(self, room: DeviceAllocator, name: str, granted: int) -> None:
+    def __init__(self, allocator: DeviceAllocator, name: str, granted: int) -> None:
         self.id = self.name = name
-        self.room, self.lock, self.looks = room, asyncio.Lock(), 0
+        self.allocator, self.lock, self.looks = allocator, asyncio.Lock(), 0
         self.leaves = asyncio.Event()
         self.busy = False
-        room.tenants[name] = self.tenant
-        room.ledger.hold(name, granted)
+        allocator.tenants[name] = self.tenant
+        allocator.ledger.hold(name, granted)
 
     @property
     def tenant(self) -> Any:
@@ -38,7 +38,7 @@ class Resident:
     def as_neighbour(self) -> Neighbour | None:
         if self.lock.locked():
             return None
-        granted = self.room.ledger.of(self.id)
+        granted = self.allocator.ledger.of(self.id)
         return Neighbour(self.id, granted, granted, None if self.busy else 0.0)
 
     def cut_grant(self, grant: int) -> int:
@@ -47,7 +47,7 @@ class Resident:
     async def suspend_for(self, other: str) -> bool:
         async with self.lock:
             await self.leaves.wait()
-            self.room.release(self.tenant)
+            self.allocator.release(self.tenant)
         return True
 
     def request_reconcile(self) -> None:
@@ -55,19 +55,19 @@ class Resident:
 
     async def grow(self, need: int) -> GrantAnswer:
         async with self.lock:
-            return await self.room.reserve(self.tenant, need, queued=False)
+            return await self.allocator.reserve(self.tenant, need, queued=False)
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> DeviceAllocator:
+def allocator(monkeypatch: pytest.MonkeyPatch) -> DeviceAllocator:
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:256MiB@1")
     (device,) = configured_devices()
     return DeviceAllocator(device, MIB)
 
 
-def test_a_growing_session_does_not_block_others(room: DeviceAllocator) -> None:
+def test_a_growing_session_does_not_block_others(allocator: DeviceAllocator) -> None:
     async def scenario() -> None:
-        first, second, third, fourth = (Resident(room, name, 60 * MIB) for name in "abcd")
+        first, second, third, fourth = (Resident(allocator, name, 60 * MIB) for name in "abcd")
         growing = asyncio.create_task(first.grow(110 * MIB))  # suspends the second one
         while not second.lock.locked():
             await asyncio.sleep(0)
@@ -81,6 +81,6 @@ def test_a_growing_session_does_not_block_others(room: DeviceAllocator) -> None:
         fourth.leaves.set()
         # The fourth one can make room, since its own lock is free.
         assert await third.grow(120 * MIB) is GrantAnswer.GRANTED
-        assert room.ledger.of("d") == 0
+        assert allocator.ledger.of("d") == 0
 
     asyncio.run(scenario())

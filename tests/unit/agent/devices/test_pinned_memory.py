@@ -25,11 +25,11 @@ def tenant(name: str, owner: int, kept: int) -> Any:
 
 
 def test_names_are_shown_only_to_their_owner(device: Device) -> None:
-    room = DeviceAllocator(device, MIB)
+    allocator = DeviceAllocator(device, MIB)
     for each in (tenant("mine.ipynb", 1, 64 * MIB), tenant("theirs.ipynb", 2, 128 * MIB)):
-        room.tenants[each.id] = each
-    text = room.kept_from(tenant("waits", 1, 0), 100 * MIB)
+        allocator.tenants[each.id] = each
+    text = allocator.kept_from(tenant("waits", 1, 0), 100 * MIB)
     assert "mine.ipynb" in text
     assert "another user" in text
     assert "theirs" not in text
-    assert room.kept_from(tenant("waits", 1, 0), 64 * MIB) == ""
+    assert allocator.kept_from(tenant("waits", 1, 0), 64 * MIB) == ""

@@ -46,7 +46,7 @@ class SteppedWorker:
 
     def __init__(self) -> None:
         self.id, self.observed, self.asked = "a", STEP, list[float]()
-        self.room = DeviceAllocator(SimpleNamespace(memory_total=1 << 30), 1)  # type: ignore[arg-type]
+        self.allocator = DeviceAllocator(SimpleNamespace(memory_total=1 << 30), 1)  # type: ignore[arg-type]
         self.client = SimpleNamespace(head=100, memory_used=7)
         self.page = SimpleNamespace(consumed=100)
         memory = SimpleNamespace(client=self.client, worker=self.page)
@@ -82,7 +82,7 @@ def watched(test: Callable[[SteppedWorker], Any]) -> None:
         fake.watch.begin()
         await test(fake)
         fake.watch.end()
-        assert "a" not in fake.room.lessees
+        assert "a" not in fake.allocator.lessees
 
     asyncio.run(run())
 
@@ -126,8 +126,8 @@ def test_beside_others_it_is_measured_anew() -> None:
     async def test(fake: SteppedWorker) -> None:
         await fake.after(lambda: fake.asked)
         fake.observed = Observed(40, made=0)  # none since the other session has a worker
-        fake.room.enter("b")
-        joined = fake.room.lessees_since
+        fake.allocator.enter("b")
+        joined = fake.allocator.lessees_since
         assert (await fake.after(lambda: fake.asked[-1] == joined))[0] == (None, None)
         assert fake.watch.company() == ["b"]
         fake.observed = Observed(40, made=200, seconds=2.0)
@@ -140,11 +140,11 @@ def test_beside_others_it_is_measured_anew() -> None:
 def test_beside_others_only_what_was_measured_alone_is_compared() -> None:
     async def test(fake: SteppedWorker) -> None:
         await fake.after(lambda: fake.asked)
-        fake.room.enter("b")
+        fake.allocator.enter("b")
         fake.observed = Observed(3, made=3000, seconds=1.0)  # its behavior has changed
         found = await fake.after(lambda: fake.watch.step.records == 3)  # type: ignore[union-attr]
         assert found[0] == (None, None)
-        fake.room.leave("b")
+        fake.allocator.leave("b")
         assert (await fake.after(lambda: len(fake.watch.step.company) == 1))[0][0] == 0.001  # type: ignore[union-attr]
 
     watched(test)

@@ -19,8 +19,8 @@ class LockedSession:
         self.id, self.closing, self.lock = "0123abcd", False, asyncio.Lock()
         self.device_state = SimpleNamespace(expedite=lambda: None)
         self.checked, self.told = 0, list[str]()
-        self.room = SimpleNamespace(device=SimpleNamespace(id="cpu:0"))
-        self.device_state.worker = self.room
+        self.allocator = SimpleNamespace(device=SimpleNamespace(id="cpu:0"))
+        self.device_state.worker = self.allocator
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:

@@ -15,7 +15,7 @@ from kernelproxy.agent.status import activity_recorder, activity_store, session_
 from kernelproxy.agent.status.activity_recorder import ActivityRecorder
 from tests.unit.agent.status.test_activity_store import DEVICES, NOW
 
-ROOMS: dict[str, Any] = {
+ALLOCATORS: dict[str, Any] = {
     name: SimpleNamespace(
         device=SimpleNamespace(id=name, kind=SimpleNamespace(name=kind), memory_total=total)
     )
@@ -29,7 +29,7 @@ class RecordedSession:
     def __init__(self, name: str, device: str = "cpu:0") -> None:
         self.id = self.name = name
         self.owner, self.user, self.reason = os.getuid(), "ada", "Suspended."
-        self.state, self.room = State.IDLE, ROOMS[device]
+        self.state, self.allocator = State.IDLE, ALLOCATORS[device]
         self.core = self.observed = self
         self.device_state = SimpleNamespace(closed=False, busy_seconds=0.0, worker=self)
 
@@ -52,7 +52,7 @@ class RecordedDay:
     def begin(self, *, kept: bool) -> None:
         """Start an agent, which finds the existing sessions."""
         record = activity_store.ActivityStore(self.directory)
-        self.recorder = ActivityRecorder(self.sessions, ROOMS, record)
+        self.recorder = ActivityRecorder(self.sessions, ALLOCATORS, record)
         self.recorder.begin(kept=kept)
         for each in self.sessions.values():
             self.recorder.opened(each)
@@ -63,7 +63,7 @@ class RecordedDay:
         return session
 
     def become(self, session: Any, state: State, device: str = "cpu:0") -> None:
-        session.state, session.room = state, ROOMS[device]
+        session.state, session.allocator = state, ALLOCATORS[device]
         self.recorder.state_changed(session)
 
     def pass_by(self, seconds: float, **executed: float) -> None:

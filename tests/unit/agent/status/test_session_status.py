@@ -58,9 +58,9 @@ def states_of(session: str) -> list[str]:
 
 async def changes_nothing(agent: Agent, kept: CountingSupervisor) -> None:
     request = OpenSession("n", "k", sys.executable)
-    room = next(iter(agent.rooms.values()))
-    state = DeviceState("s", room.device, agent.settings)
-    session = agent._add("s", request, os.getuid(), room, state)
+    allocator = next(iter(agent.allocators.values()))
+    state = DeviceState("s", allocator.device, agent.settings)
+    session = agent._add("s", request, os.getuid(), allocator, state)
     state.worker = StandingWorker()  # type: ignore[assignment]
     memory = state.memory
     client = memory.client.memory
