@@ -107,9 +107,9 @@ class ToyHost:
             if lives(pid):
                 return pid
 
-    def keeper_pid(self) -> int:
+    def supervisor_pid(self) -> int:
         """Return the pid of the supervisor, which is the agent's child or parent."""
-        return keeper_of(self.agent_pid())
+        return supervisor_of(self.agent_pid())
 
     def kill(self, *pids: int) -> None:
         """Kill processes at the same time, and wait until they have ended."""
@@ -140,7 +140,7 @@ class ToyHost:
         while ask:
             pid = ask.pop()
             ask += children_of(pid)
-            if not is_keeper(pid):
+            if not is_supervisor(pid):
                 found.append(pid)
         return found
 
@@ -164,13 +164,15 @@ def kill_at_once(*pids: int) -> None:
         os.close(fd)
 
 
-def keeper_of(agent: int) -> int:
+def supervisor_of(agent: int) -> int:
     """Return the supervisor of an agent: its parent or its child."""
     # Right after its start it still has the agent's command line, or none.
-    return wait_until(lambda: next(filter(is_keeper, [parent_of(agent), *children_of(agent)]), 0))
+    return wait_until(
+        lambda: next(filter(is_supervisor, [parent_of(agent), *children_of(agent)]), 0)
+    )
 
 
-def is_keeper(pid: int) -> bool:
+def is_supervisor(pid: int) -> bool:
     return b"kernelproxy.agent.supervisor.supervisor" in command_of(pid)
 
 

@@ -196,7 +196,7 @@ class Agent:
 
         self._tidying_disk = asyncio.create_task(asyncio.to_thread(tidy))
 
-    def adopt(self, deposited: Sequence[PersistedSession]) -> None:
+    def adopt(self, persisted: Sequence[PersistedSession]) -> None:
         """Recover the sessions of an agent that died; end those that cannot be recovered.
 
         Raises
@@ -206,7 +206,7 @@ class Agent:
         """
         self._began = True
         self.recorder.begin(kept=True)
-        for each in deposited:
+        for each in persisted:
             with each:
                 try:
                     self._adopt(each)
@@ -220,22 +220,22 @@ class Agent:
                     else:
                         self._fdstore.drop(each.session)
 
-    def _adopt(self, deposited: PersistedSession) -> None:
-        record = deposited.record
+    def _adopt(self, persisted: PersistedSession) -> None:
+        record = persisted.record
         if record.get("version") != RECORD_VERSION:
             raise ControlError("jupyter_sing was changed meanwhile")
-        if deposited.stuck:
+        if persisted.worker_remains:
             raise ControlError("its device process cannot be ended")
         allocator = self.allocators.get(record["device"])
         if allocator is None:
             raise ControlError(f"the device {record['device']} is gone")
-        state = DeviceState.adopt(deposited, allocator.device, self.settings)
+        state = DeviceState.adopt(persisted, allocator.device, self.settings)
         request = OpenSession(**record["request"])
         runs_as = Owner.adopt(record["runs_as"]) if record.get("runs_as") else None
         if self.settings.system and (runs_as is None or runs_as.uid != record["owner"]):
             raise ControlError("the user of its processes is unknown")
-        session = self._add(deposited.session, request, record["owner"], allocator, state, runs_as)
-        session.recover(deposited)
+        session = self._add(persisted.session, request, record["owner"], allocator, state, runs_as)
+        session.recover(persisted)
         self.recorder.state_changed(session, recovered=True)
 
     def _choose(self, wanted: str | None) -> DeviceAllocator:

@@ -23,7 +23,7 @@ from kernelproxy.agent.api.peer_limits import LogFilter, PeerLimits
 from kernelproxy.agent.api.request_handlers import RequestHandlers
 from kernelproxy.agent.api.socket_file import LOCK_NAME, LOOK_SECONDS, SocketFile
 from kernelproxy.agent.settings import AgentSettings
-from kernelproxy.agent.supervisor.fdstore import FdStore, Inheritance, end_workers, take_over
+from kernelproxy.agent.supervisor.fdstore import FdStore, InheritedState, end_workers, receive_state
 from kernelproxy.agent.workers.crash_policy import is_want
 from kernelproxy.common.errors import ControlError, SingError
 from kernelproxy.common.ipc.channel import Channel
@@ -57,7 +57,7 @@ class Daemon:
 
     Note [Dying]: an agent that is killed does not leave. Its supervisor also holds the daemon's
     lock and its listening socket. So no other daemon can be started, and clients that connect wait
-    for the agent that the supervisor starts. That agent recovers the sessions: see Note [Deposits].
+    for the agent that the supervisor starts. That agent recovers the sessions (Note [Persisting]).
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Daemon:
     agent_settings : AgentSettings
     command : sequence of str
         See `Keep`.
-    estate : Inheritance, optional
+    inherited : InheritedState, optional
         What the supervisor held for the dead agent that this one replaces.
     arbiter : Arbiter, optional
         See `Agent`.
@@ -79,18 +79,18 @@ class Daemon:
         lock: int,
         agent_settings: AgentSettings,
         command: Sequence[str],
-        estate: Inheritance | None,
+        inherited: InheritedState | None,
         arbiter: Arbiter | None = None,
     ) -> None:
-        self._place, self._settings, self._estate = place, agent_settings, estate
+        self._place, self._settings, self._inherited = place, agent_settings, inherited
         self._conversing: set[asyncio.Task[None]] = set()
         self._guests = PeerLimits() if place.system else None
         self._timer: asyncio.TimerHandle | None = None
         # The supervisor holds the last agent's locks, so no other daemon can have taken its GPUs.
-        self._claim = claim(configured_devices(), None if estate is None else estate.devices)
+        self._claim = claim(configured_devices(), None if inherited is None else inherited.devices)
         for sentence in self._claim.elsewhere:
             log.warning("%s", sentence)
-        self._door = SocketFile(place, lock, None if estate is None else estate.listener)
+        self._door = SocketFile(place, lock, None if inherited is None else inherited.listener)
         keep = Keep(list(command), str(place.socket))
         self._fdstore = FdStore(
             keep, lock, self._door.listener, self._claim.locks, lambda: self._agent.persist()
@@ -109,12 +109,12 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._agent.stopping.set)
         self._listen()
-        if self._estate is None:
+        if self._inherited is None:
             await self._fdstore.start()
         else:
-            self._fdstore.resume(self._estate)
+            self._fdstore.resume(self._inherited)
             try:
-                self._agent.adopt(self._estate.sessions)
+                self._agent.adopt(self._inherited.sessions)
             except (OSError, MemoryError) as error:
                 log.error("No session can be taken over now: %s", error)  # noqa: TRY400
                 os._exit(1)  # as if killed: the supervisor has everything, and starts another agent
@@ -240,7 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernelproxy.agent", description=__doc__)
     parser.add_argument("--foreground", action="store_true", help="log to the terminal")
     parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
-    parser.add_argument("--keeper-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--keeper-fd", dest="supervisor_fd", type=int, default=-1, help=argparse.SUPPRESS
+    )
     parser.add_argument("--system", action="store_true", help="serve all users; for root")
     parser.add_argument("--group", help="of those who may use the system daemon")
     options = parser.parse_args(arguments)
@@ -258,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
     again.append("--keeper-fd")
     arbiter = _installed_arbiter()
-    return run(options.ready_fd, again, options.keeper_fd, arbiter=arbiter, place=place)
+    return run(options.ready_fd, again, options.supervisor_fd, arbiter=arbiter, place=place)
 
 
 def _installed_arbiter() -> Arbiter | None:
@@ -272,7 +274,7 @@ def _installed_arbiter() -> Arbiter | None:
 def run(
     ready_fd: int,
     command: Sequence[str],
-    keeper_fd: int,
+    supervisor_fd: int,
     settings: AgentSettings | None = None,
     arbiter: Arbiter | None = None,
     place: Place | None = None,
@@ -285,8 +287,8 @@ def run(
         Where to write ``ready`` or an error, for the process that started this one; -1: standard
         error.
     command : sequence of str
-        Command that starts another agent like this one; the number of `keeper_fd` is appended.
-    keeper_fd : int
+        Command that starts another agent like this one; the number of `supervisor_fd` is appended.
+    supervisor_fd : int
         The connection to the supervisor that started this agent; -1: this is the first agent.
     settings : AgentSettings, optional
         By default they are read from the environment.
@@ -302,15 +304,15 @@ def run(
     os.chdir("/")
     try:
         place = place or own_place()
-        estate = take_over(keeper_fd) if keeper_fd >= 0 else None
-        if estate is not None:
-            end_workers(estate.sessions)
-        lock = _lock(place) if estate is None else estate.lock
+        inherited = receive_state(supervisor_fd) if supervisor_fd >= 0 else None
+        if inherited is not None:
+            end_workers(inherited.sessions)
+        lock = _lock(place) if inherited is None else inherited.lock
         if place.system:
             for handler in logging.getLogger().handlers:
                 handler.addFilter(LogFilter())
         settings = replace(settings or AgentSettings.from_environment(), system=place.system)
-        asyncio.run(_serve(place, lock, settings, command, estate, arbiter, ready_fd))
+        asyncio.run(_serve(place, lock, settings, command, inherited, arbiter, ready_fd))
     except SingError as error:
         _tell(ready_fd, str(error))
         return 1
@@ -323,11 +325,11 @@ async def _serve(
     lock: int,
     settings: AgentSettings,
     command: Sequence[str],
-    estate: Inheritance | None,
+    inherited: InheritedState | None,
     arbiter: Arbiter | None,
     ready_fd: int,
 ) -> None:
-    await Daemon(place, lock, settings, command, estate, arbiter).serve(ready_fd)
+    await Daemon(place, lock, settings, command, inherited, arbiter).serve(ready_fd)
 
 
 def _lock(place: Place) -> int:

@@ -88,7 +88,7 @@ class SchedulerActions:
     async def _evict(self, session: Session, device: str, reason: str) -> None:
         if not await session.tenant.evict(device, reason):  # otherwise the session has reported it
             pinned = "It is pinned." if session.preferences.pinned else ""
-            raise ControlError(pinned or session.observed.stuck or "It is in use.")
+            raise ControlError(pinned or session.observed.suspend_failure or "It is in use.")
 
     def migrate(self, session: str, source: str, target: str) -> None:
         """See `Hands`."""

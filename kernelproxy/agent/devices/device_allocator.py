@@ -49,7 +49,7 @@ class Tenant(Protocol):
     user: str
 
     @property
-    def stuck(self) -> str:
+    def suspend_failure(self) -> str:
         """Why the last attempt to suspend it failed; "" if it did not fail."""
 
     @property
@@ -192,9 +192,13 @@ class DeviceAllocator:
             f"{bytes_text(kept)}."
         )
 
-    def stuck(self, tenant: Tenant) -> str:
+    def suspend_failure(self, tenant: Tenant) -> str:
         """Return why a session that could make room cannot be suspended; "" if there is none."""
-        found = [each.stuck for each in self.tenants.values() if each is not tenant and each.stuck]
+        found = [
+            each.suspend_failure
+            for each in self.tenants.values()
+            if each is not tenant and each.suspend_failure
+        ]
         return f"Waiting for {device_name(self.device.id)}. {found[0]}" if found else ""
 
     def _refuse(self, tenant: Tenant) -> GrantAnswer:

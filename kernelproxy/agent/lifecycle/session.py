@@ -346,7 +346,7 @@ class Session:
     # ---------------------------------------------------------------- outliving the agent
 
     def persist(self) -> None:
-        """Give the supervisor what `recover` needs; see Note [Deposits]."""
+        """Give the supervisor what `recover` needs; see Note [Persisting]."""
         if self._withdrawn:
             return
         self.changed()
@@ -376,7 +376,7 @@ class Session:
             PersistedSession(self.id, record, [*fds, *kernel_fds, *manager_fds])
         )
 
-    def recover(self, deposited: PersistedSession) -> None:
+    def recover(self, persisted: PersistedSession) -> None:
         """Recover the session of an agent that died.
 
         Raises
@@ -386,7 +386,7 @@ class Session:
         StoreError
             If its state on disk cannot be used.
         """
-        record, state, page = deposited.record, self.device_state, self.device_state.memory.agent
+        record, state, page = persisted.record, self.device_state, self.device_state.memory.agent
         core = self.core
         was, failed = State(record["is"]), record["is"] == State.FAILED
         self.denial.why = record.get("denied", "")
@@ -396,9 +396,9 @@ class Session:
         if record["state"]["stored"]:
             store = self._services.host.cold.store()
             state.disk.stored = store.load(str(core.owner), self.id)
-        self.hibernation.recover(record["hibernation"], deposited.take("tender"))
+        self.hibernation.recover(record["hibernation"], persisted.take("tender"))
         asleep = self.hibernation.asleep
-        self.kernel.recover(record["kernel"], deposited.take("watched"), asleep=asleep)
+        self.kernel.recover(record["kernel"], persisted.take("watched"), asleep=asleep)
         self.demand.hold = SuspendHold(**record["hold"]) if record["hold"] else None
         self.automatic.recover(record["automatic"])
         self.history.fresh = record["fresh"]

@@ -44,7 +44,7 @@ class ObservedState:
         zygotes: Zygotes,
     ) -> None:
         #: Why the last attempt to suspend it failed; "" if it did not fail.
-        self.stuck = ""
+        self.suspend_failure = ""
         self._core, self._state, self._lease = core, state, lease
         self._waiting, self._idle, self._zygotes = waiting, idle, zygotes
         self._timer: asyncio.TimerHandle | None = None
@@ -55,7 +55,7 @@ class ObservedState:
             return
         state, reason = self.observed()
         if state is State.RUNNING:
-            self.stuck = ""  # nothing tries to suspend a session that works
+            self.suspend_failure = ""  # nothing tries to suspend a session that works
         self._core.set_state(state, reason)
 
     @property
@@ -125,8 +125,8 @@ class ObservedState:
         left = self._idle.seconds_left()
         if self._core.inhibited(Inhibitor.PIN):
             return reasons.PINNED
-        if self.stuck:
-            return f"Idle, and stays on its device. {self.stuck}"
+        if self.suspend_failure:
+            return f"Idle, and stays on its device. {self.suspend_failure}"
         if left == float("inf"):
             return reasons.EVER_IDLE
         return f"Idle. Suspends at {moment(time.time() + left)}; nothing is lost."

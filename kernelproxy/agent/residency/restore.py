@@ -127,7 +127,7 @@ class Restorer:
         allocator.ledger.release(core.id)  # it may still hold some if a worker died
         lease.bring(away=False)  # from here on its duration is no measure of the device
         state.announce(Presence.ABSENT)
-        kept = allocator.kept_from(core.tenant, need) or allocator.stuck(core.tenant)
+        kept = allocator.kept_from(core.tenant, need) or allocator.suspend_failure(core.tenant)
         place = allocator.enqueue(core.tenant)
         demand.queued_since = demand.queued_since or time.monotonic()
         long = time.monotonic() - demand.queued_since > ROOM_SECONDS

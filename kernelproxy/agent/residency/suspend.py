@@ -69,9 +69,9 @@ class Suspender:
                 core.request_reconcile()
                 return False
         except ControlError as error:
-            if error.message != self._observed.stuck:
+            if error.message != self._observed.suspend_failure:
                 log.warning("Session %s stays on its device: %s", core.id, error.message)
-            self._observed.stuck = error.message
+            self._observed.suspend_failure = error.message
             if not waiters_present:
                 self._idle.note_use()  # as below
             self._observed.update()
@@ -108,7 +108,7 @@ class Suspender:
 
     def leave_device(self) -> None:
         """Free its device memory for others: its worker is gone, and its state is saved."""
-        core, state, self._observed.stuck = self._core, self._state, ""
+        core, state, self._observed.suspend_failure = self._core, self._state, ""
         if state.drained:
             # Nothing will be replayed, so it needs no more than its memory in use to resume.
             state.replay_grant = 0

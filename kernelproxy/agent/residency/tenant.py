@@ -45,9 +45,9 @@ class SessionTenant:
         self._memory, self._suspender, self._observed = memory, suspender, observed
 
     @property
-    def stuck(self) -> str:
+    def suspend_failure(self) -> str:
         """See `Tenant`."""
-        return self._observed.stuck
+        return self._observed.suspend_failure
 
     @property
     def wants_turns(self) -> bool:

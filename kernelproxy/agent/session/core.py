@@ -44,7 +44,7 @@ class SessionHooks(Protocol):
     """The whole session, as its parts use it."""
 
     def persist(self) -> None:
-        """Give the supervisor what the next agent needs; see Note [Deposits]."""
+        """Give the supervisor what the next agent needs; see Note [Persisting]."""
 
     def changed(self) -> None:
         """Note that its user-visible state may have changed."""

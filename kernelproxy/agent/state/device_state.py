@@ -7,7 +7,7 @@ Whatever happens to the worker, snapshot and log suffice to rebuild the state. W
 | no snapshot yet                           | the log from position 0                          |
 | a snapshot is being taken                 | the older snapshot and the log after that        |
 | the agent has the new snapshot            | the same; the new one is complete, too           |
-| it is persisted (Note [Deposits])         | the new snapshot and the log after it            |
+| it is persisted (Note [Persisting])       | the new snapshot and the log after it            |
 | the log below its position was freed      | the same                                         |
 | the worker ended, died or hangs           | the newest snapshot and the log after it         |
 
@@ -122,7 +122,7 @@ class DeviceState(SharedPages):
 
     @classmethod
     def adopt(
-        cls, deposited: PersistedSession, device: Device, settings: AgentSettings
+        cls, persisted: PersistedSession, device: Device, settings: AgentSettings
     ) -> DeviceState:
         """Recover the state from an agent that died. Its workers must have ended.
 
@@ -131,20 +131,20 @@ class DeviceState(SharedPages):
         InternalError
             If the session cannot be rebuilt.
         """
-        record = deposited.record["state"]
+        record = persisted.record["state"]
         saved, grant, epoch = record["snapshot"], record["replay_grant"], record["epoch"]
         if record["forgone"]:
             raise InternalError("it could not be kept recoverable")
-        fds = [deposited.take(name) for name in SessionMemory.NAMES]
+        fds = [persisted.take(name) for name in SessionMemory.NAMES]
         memory = SessionMemory.adopt([fd for fd in fds if fd is not None])
         if memory.agent.retained > (saved[0] if saved else 0):
             memory.close()
             raise InternalError("what it did last is in no snapshot")
-        state = cls(deposited.session, device, settings, memory)
+        state = cls(persisted.session, device, settings, memory)
         state.deaths.skip = list(record["skip"])
         state.deaths.starved = list(record.get("starved", []))
         state.replay_grant, state._epoch, state.disk.alone = grant, epoch, record["cold"]
-        snapshot = deposited.take("snapshot")
+        snapshot = persisted.take("snapshot")
         if snapshot is not None:
             state.snapshot = Snapshot(snapshot, *saved)
             if state.position > memory.agent.retained:  # it died in the middle of `save`

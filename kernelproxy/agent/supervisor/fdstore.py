@@ -1,6 +1,6 @@
 """The agent's side of its supervisor: persists sessions there, and recovers a dead agent's.
 
-Note [Deposits]: the agent may be killed between any two steps. A session is persisted once the
+Note [Persisting]: the agent may be killed between any two steps. A session is persisted once the
 message is sent, because what is in a socket is received even if its sender is dead. What other
 processes can see is persisted before it is published, never after: a worker's process before the
 worker receives its session, a snapshot before the log below it may be overwritten, a kernel before
@@ -42,7 +42,7 @@ RETRY_SECONDS = 1.0
 
 @dataclass
 class PersistedSession:
-    """The persisted state of one session. After `take_over` it owns its descriptors.
+    """The persisted state of one session. After `receive_state` it owns its descriptors.
 
     Parameters
     ----------
@@ -51,14 +51,14 @@ class PersistedSession:
         JSON.
     fds : list of (str, int)
         Named descriptors: see `Deposit.names`.
-    stuck : bool
+    worker_remains : bool
         True if one of its workers cannot be ended.
     """
 
     session: str
     record: dict[str, Any]
     fds: list[tuple[str, int]]
-    stuck: bool = False
+    worker_remains: bool = False
 
     def take(self, name: str) -> int | None:
         """Return a descriptor, of which the caller takes ownership; None if there is none."""
@@ -87,18 +87,18 @@ class PersistedSession:
 
 
 @dataclass
-class Inheritance:
+class InheritedState:
     """Everything that an agent takes over from one that died. Owns its descriptors."""
 
     connection: socket.socket
     lock: int
     listener: socket.socket
-    keeper: int
+    supervisor: int
     sessions: list[PersistedSession]
     devices: dict[str, int]
 
 
-def take_over(fd: int) -> Inheritance:
+def receive_state(fd: int) -> InheritedState:
     """Receive what the supervisor holds for the agent that it started.
 
     Parameters
@@ -117,7 +117,7 @@ def take_over(fd: int) -> Inheritance:
     sessions: list[PersistedSession] = []
     devices: dict[str, int] = {}
     try:
-        message, (lock, listener, keeper) = recv_message(connection)
+        message, (lock, listener, supervisor) = recv_message(connection)
         while not isinstance(message, Done):
             message, fds = recv_message(connection)
             if isinstance(message, KeepDevice):
@@ -126,9 +126,11 @@ def take_over(fd: int) -> Inheritance:
                 named = list(zip(message.names, fds, strict=True))
                 sessions.append(PersistedSession(message.session, message.record, named))
     except (OSError, ProtocolError, ValueError) as error:
-        raise ControlError(f"The keeper handed nothing over: {error}", "failed") from error
+        raise ControlError(f"The supervisor handed nothing over: {error}", "failed") from error
     sessions.sort(key=lambda each: each.record.get("since", 0.0))
-    return Inheritance(connection, lock, socket.socket(fileno=listener), keeper, sessions, devices)
+    return InheritedState(
+        connection, lock, socket.socket(fileno=listener), supervisor, sessions, devices
+    )
 
 
 def end_workers(sessions: Sequence[PersistedSession]) -> None:
@@ -138,7 +140,7 @@ def end_workers(sessions: Sequence[PersistedSession]) -> None:
     """
     left = end_processes([fd for each in sessions for name, fd in each.fds if name == "process"])
     for each in sessions:
-        each.stuck = any(fd in left for _, fd in each.fds)
+        each.worker_remains = any(fd in left for _, fd in each.fds)
 
 
 class FdStore:
@@ -211,19 +213,19 @@ class FdStore:
         self._listener = listener
         self._tell_what_to_keep()
 
-    def resume(self, estate: Inheritance) -> None:
-        """Continue with the supervisor from which `estate` came."""
-        self._join(estate.connection, estate.keeper)
+    def resume(self, inherited: InheritedState) -> None:
+        """Continue with the supervisor from which `inherited` came."""
+        self._join(inherited.connection, inherited.supervisor)
         self._keep_devices()  # including those that became free meanwhile
 
-    def put(self, deposited: PersistedSession) -> None:
-        """Persist a session, in place of what was persisted before; see Note [Deposits].
+    def put(self, persisted: PersistedSession) -> None:
+        """Persist a session, in place of what was persisted before; see Note [Persisting].
 
         The caller keeps ownership of its descriptors. Without a supervisor nothing is done: the
         next one receives everything.
         """
-        names, fds = zip(*deposited.fds, strict=True)
-        self._send(Deposit(deposited.session, deposited.record, list(names)), fds)
+        names, fds = zip(*persisted.fds, strict=True)
+        self._send(Deposit(persisted.session, persisted.record, list(names)), fds)
 
     def drop(self, session: str) -> None:
         """Remove the persisted state of a session that has ended."""
@@ -273,7 +275,7 @@ class FdStore:
         try:
             send_message(self._connection, message, fds)
         except OSError as error:
-            log.warning("The keeper does not receive: %s", error)
+            log.warning("The supervisor does not receive: %s", error)
             self._lost()
 
     def _lost(self) -> None:
@@ -283,7 +285,7 @@ class FdStore:
         self._detach()
         self._bury(connection)
         if not self._closed:
-            log.warning("The keeper ended: the next one starts")
+            log.warning("The supervisor ended: the next one starts")
             self._replacing = asyncio.create_task(self._replace())
 
     def _detach(self) -> None:
@@ -310,5 +312,5 @@ class FdStore:
             try:
                 return await self.start()
             except OSError as error:
-                log.warning("No keeper could be started: %s", error)
+                log.warning("No supervisor could be started: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)

@@ -94,7 +94,7 @@ class Supervisor:
         self._agent = agent
         self._keep: Keep | None = None
         self._lock = self._listener = self._pidfd = -1
-        self._deposits: dict[str, tuple[Deposit, list[int]]] = {}
+        self._persisted: dict[str, tuple[Deposit, list[int]]] = {}
         self._devices: dict[str, int] = {}
         self._series = RestartPauses(time.monotonic())
         self._child: subprocess.Popen[bytes] | None = None
@@ -109,7 +109,7 @@ class Supervisor:
             if pause is None:
                 self._give_up(self._keep)
                 return
-            count = len(self._deposits)
+            count = len(self._persisted)
             log.warning("The agent died: the next one takes %d sessions, in %g s", count, pause)
             if pause:
                 with restart_note.noted(Path(self._keep.socket), self._series.deaths, pause):
@@ -141,7 +141,7 @@ class Supervisor:
                 (self._devices[node],) = fds
             case Deposit():
                 self._drop(message.session)
-                self._deposits[message.session] = (message, fds)
+                self._persisted[message.session] = (message, fds)
             case Withdraw(session):
                 self._drop(session)
             case _:
@@ -151,8 +151,8 @@ class Supervisor:
                 )
 
     def _drop(self, session: str) -> None:
-        if session in self._deposits:
-            close_all(self._deposits.pop(session)[1])
+        if session in self._persisted:
+            close_all(self._persisted.pop(session)[1])
 
     def _bury(self) -> None:
         """Make sure that the agent has ended: without its connection it is of no use."""
@@ -189,7 +189,7 @@ class Supervisor:
             send_message(self._agent, keep, [self._lock, self._listener, ours])
             for node, fd in self._devices.items():
                 send_message(self._agent, KeepDevice(node), [fd])
-            for deposit, fds in self._deposits.values():
+            for deposit, fds in self._persisted.values():
                 send_message(self._agent, deposit, fds)
             send_message(self._agent, Done())
             self._agent.settimeout(None)
@@ -206,7 +206,7 @@ class Supervisor:
         log.error("%s", GAVE_UP)
         with contextlib.suppress(OSError):
             os.unlink(keep.socket)
-        for deposit, fds in self._deposits.values():
+        for deposit, fds in self._persisted.values():
             for name, fd in zip(deposit.names, fds, strict=True):
                 if name == "process":
                     end_processes([fd])

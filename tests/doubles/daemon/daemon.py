@@ -113,8 +113,8 @@ def main() -> int:
     # Toy kernels are not saved by CRIU. A probe would be a process of the agent, and take time.
     SandboxProbe.begin = lambda self: None  # type: ignore[method-assign]
     again = [sys.executable, "-m", "tests.doubles.daemon.daemon", "-1", sys.argv[2]]
-    keeper_fd = int(sys.argv[3]) if len(sys.argv) > 3 else -1
-    if keeper_fd < 0:
+    supervisor_fd = int(sys.argv[3]) if len(sys.argv) > 3 else -1
+    if supervisor_fd < 0:
         count_moments(die_at, moments)
     elif devices_after is not None:
         os.environ["JUPYTER_SING_DEVICES"] = devices_after
@@ -123,7 +123,7 @@ def main() -> int:
     if engine is not None:
         settings = EngineSettings(**engine)
         arbiter = Audited(settings, Path(audit)) if audit else Controller(settings)
-    return run(int(sys.argv[1]), again, keeper_fd, HurriedSettings(**given), arbiter)
+    return run(int(sys.argv[1]), again, supervisor_fd, HurriedSettings(**given), arbiter)
 
 
 if __name__ == "__main__":

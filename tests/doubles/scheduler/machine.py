@@ -192,7 +192,7 @@ class MachineNotebook:
         self.left, self.used = 0.0, False
         # It stands for the parts of a session, too.
         self.core = self.tenant = self
-        self.observed = SimpleNamespace(stuck="")
+        self.observed = SimpleNamespace(suspend_failure="")
         self.begin(pinned=False)
 
     def begin(self, *, pinned: bool) -> None:

@@ -19,7 +19,7 @@ from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import Kernel, kernel, sessions
 from tests.e2e.trainers import agent_pid
-from tests.integration.conftest import keeper_of, kill_at_once, lives
+from tests.integration.conftest import kill_at_once, lives, supervisor_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -91,7 +91,7 @@ def test_a_checkpoint_is_restored_after_all_processes_were_killed() -> None:
         (session,) = sessions()
         agent = agent_pid()
         pids = (session["kernel_pid"], session["worker_pid"])
-        family = [*map(existing, pids), agent, keeper_of(agent)]
+        family = [*map(existing, pids), agent, supervisor_of(agent)]
         random.Random(1).shuffle(family)
         kill_at_once(*family)
     with kernel() as notebook:

@@ -34,7 +34,6 @@ from tests.e2e.trainers import agent_pid
 from tests.integration.conftest import (
     children_of,
     command_of,
-    keeper_of,
     kill_at_once,
     parent_of,
 )
@@ -332,7 +331,7 @@ class World:
             pids += [existing(each["worker_pid"]) for each in found]
         if "agent" in victims:
             agent = agent_pid()
-            pids += [agent, keeper_of(agent)] if _with_keeper(victims) else [agent]
+            pids += [agent, supervisor_of(agent)] if _with_supervisor(victims) else [agent]
         if "server" in victims:
             pids.append(self.server.process.pid)
         return pids
@@ -349,7 +348,7 @@ class World:
         """Wait until the server and the daemon have recovered, and do what else a user does."""
         if "server" in victims:
             self.begin()  # it finds the running kernels
-        if "kernel" not in victims and _with_keeper(victims):
+        if "kernel" not in victims and _with_supervisor(victims):
             for each in self.notebooks:  # its session has ended
                 self.server.fetch(f"api/kernels/{each.kernel_id}/restart", "POST")
         wait_until(self._there, LONG_SECONDS)
@@ -382,11 +381,11 @@ class World:
     def _left(self) -> list[str]:
         """Return what is left of notebooks that have ended."""
         found, agent, runtime = sessions(), agent_pid(), paths.runtime_dir()
-        keeper = keeper_of(agent)
+        supervisor = supervisor_of(agent)
         zygotes = {
             pid for pid in children_of(agent) if b"kernelproxy.worker.zygote" in command_of(pid)
         }
-        known = {self.server.process.pid, agent, keeper, *zygotes}
+        known = {self.server.process.pid, agent, supervisor, *zygotes}
         known.update(pid for each in found if (pid := each["worker_pid"]) is not None)
         for each in found:
             pid = each["kernel_pid"] or 1
@@ -395,7 +394,7 @@ class World:
                 pid = parent_of(pid)
         processes = processes_in(runtime)
         left = [f"{pid}: {processes[pid]}" for pid in processes.keys() - known]
-        for name, pid in (("agent", agent), ("keeper", keeper)):
+        for name, pid in (("agent", agent), ("keeper", supervisor)):
             logs = [fd for fd in Path(f"/proc/{pid}/fd").iterdir() if "sing-log" in _read_link(fd)]
             if len(logs) != len(found):
                 left.append(f"{len(logs)} logs of the {name}")
@@ -416,7 +415,7 @@ class World:
             self.server.close()
 
 
-def _with_keeper(victims: Sequence[str]) -> bool:
+def _with_supervisor(victims: Sequence[str]) -> bool:
     """True if the supervisor is killed, too; it does not restart agents that die too often."""
     return "agent" in victims and len(victims) % 2 == 0
 

@@ -18,7 +18,7 @@ from kernelproxy.criu import mode_probe as forms
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, Kernel, kernel, sessions, wait_for_session
 from tests.e2e.trainers import agent_pid
-from tests.integration.conftest import keeper_of, kill_at_once
+from tests.integration.conftest import kill_at_once, supervisor_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -110,7 +110,7 @@ def test_the_process_comes_back_after_everything_has_died(kernels: ExitStack) ->
     state = ran(first, STATE)
     agent = agent_pid()
     pids = [pid for each in sessions() for pid in (each["kernel_pid"], each["worker_pid"]) if pid]
-    kill_at_once(agent, keeper_of(agent), *pids)
+    kill_at_once(agent, supervisor_of(agent), *pids)
     second = kernels.enter_context(kernel())
     for _ in range(3):
         restore(second, "one")

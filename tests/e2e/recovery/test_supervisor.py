@@ -12,7 +12,7 @@ from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import kernel, sessions, wait_for_session
 from tests.e2e.trainers import agent_pid
-from tests.integration.conftest import keeper_of, kill_at_once, lives
+from tests.integration.conftest import kill_at_once, lives, supervisor_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -74,15 +74,15 @@ def test_waiting_for_the_next_agent_can_be_interrupted() -> None:
         session = wait_for_session(lambda found: found["worker_pid"] is not None)
         worker = existing(session["worker_pid"])
         agent = agent_pid()
-        keeper = keeper_of(agent)
-        os.kill(keeper, signal.SIGSTOP)
+        supervisor = supervisor_of(agent)
+        os.kill(supervisor, signal.SIGSTOP)
         kill_at_once(agent)
         wait_until(lambda: not lives(worker))  # it still answers before
         cell = notebook.begin("print('here', flush=True)\nfor _ in range(3): print(a.sum().item())")
         notebook.finish(cell, until=lambda ran: "here" in ran.stdout)
         notebook.manager.interrupt_kernel()
         assert notebook.finish(cell).error == "KeyboardInterrupt"
-        os.kill(keeper, signal.SIGCONT)
+        os.kill(supervisor, signal.SIGCONT)
         assert notebook.run("print(a.tolist())").stdout == "[1.0, 1.0, 1.0]\n"
 
 
@@ -92,7 +92,7 @@ def test_without_agent_and_supervisor_a_kernel_keeps_its_python() -> None:
         session = wait_for_session(lambda found: found["worker_pid"] is not None)
         worker = existing(session["worker_pid"])
         agent = agent_pid()
-        kill_at_once(agent, keeper_of(agent))
+        kill_at_once(agent, supervisor_of(agent))
         wait_until(lambda: not lives(worker))  # it still answers before
         ran = notebook.run("a.sum().item()")
         assert ran.error in ("RuntimeError", "AcceleratorError")

@@ -385,7 +385,7 @@ def test_leftovers_of_dead_daemons_are_removed(
     host = toy_host()
     manager = start_manager(host)
     wait_asleep(host, manager)
-    host.kill(host.agent_pid(), host.keeper_pid())
+    host.kill(host.agent_pid(), host.supervisor_pid())
     manager.wait_disconnected()
     assert images(data)
     toy_host()

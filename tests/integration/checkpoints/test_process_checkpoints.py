@@ -231,7 +231,7 @@ def test_a_process_comes_back_after_everything_else_has_died(
     manager = start_manager(host)
     state = manager.kernel.ask("work", 1)
     manager.kernel.ask("checkpoint", "one")
-    host.kill(host.agent_pid(), host.keeper_pid(), manager.kernel.pid)
+    host.kill(host.agent_pid(), host.supervisor_pid(), manager.kernel.pid)
     host = toy_host()
     other = start_manager(host)
     other.kernel.ask("work", 7)

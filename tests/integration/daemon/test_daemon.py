@@ -30,7 +30,7 @@ from kernelproxy.common.protocol import (
 )
 from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
-from tests.integration.conftest import ROOT, ToyHost, keeper_of, kill_at_once, lives
+from tests.integration.conftest import ROOT, ToyHost, kill_at_once, lives, supervisor_of
 
 StartHost = Callable[..., ToyHost]
 
@@ -148,7 +148,7 @@ def test_a_killed_daemon_takes_workers_and_zygotes_along(toy_host: StartHost) ->
 
 def test_a_socket_left_by_a_killed_daemon_is_no_obstacle(runtime_dir: Path) -> None:
     pid = daemon_pid_started()
-    kill_at_once(pid, keeper_of(pid))
+    kill_at_once(pid, supervisor_of(pid))
     assert (runtime_dir / paths.SOCKET_NAME).exists()
     with agent_client.connect() as connection:
         connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS)
@@ -166,9 +166,12 @@ def test_a_killed_agent_without_sessions_is_replaced_and_leaves_later(
         connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS)
         next_pid = daemon_pid()
         assert next_pid != pid
-        agent_left, keeper_left = os.pidfd_open(next_pid), os.pidfd_open(keeper_of(next_pid))
+        agent_left, supervisor_left = (
+            os.pidfd_open(next_pid),
+            os.pidfd_open(supervisor_of(next_pid)),
+        )
     assert wait_for_end(agent_left)
-    assert wait_for_end(keeper_left)
+    assert wait_for_end(supervisor_left)
     assert not (runtime_dir / paths.SOCKET_NAME).exists()
 
 

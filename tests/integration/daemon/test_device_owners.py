@@ -87,8 +87,8 @@ def test_a_second_daemon_leaves_the_gpus_of_the_first_alone_also_while_agents_di
     assert host.status().elsewhere == []
     client = host.client()
     host.work(client)
-    for kill in (host.kill_agent, lambda: host.kill(host.keeper_pid()), host.kill_agent):
-        wait_until(lambda: nodes[0] in opened_by(host.keeper_pid()))
+    for kill in (host.kill_agent, lambda: host.kill(host.supervisor_pid()), host.kill_agent):
+        wait_until(lambda: nodes[0] in opened_by(host.supervisor_pid()))
         kill()
         with second_daemon(tmp_path / "third", nodes[:2]) as said:
             assert "GPU cpu:0" in said
@@ -96,7 +96,7 @@ def test_a_second_daemon_leaves_the_gpus_of_the_first_alone_also_while_agents_di
     assert client.read() == client.state
     workers = host.children()
     assert not any(nodes[0] in opened_by(each) for each in workers)
-    host.kill(host.agent_pid(), host.keeper_pid())
+    host.kill(host.agent_pid(), host.supervisor_pid())
     for directory in ("third", "fourth"):  # freed by a daemon that dies, and by one that exits
         with second_daemon(tmp_path / directory, nodes[:2]) as said:
             assert said == "ready"

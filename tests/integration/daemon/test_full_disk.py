@@ -67,8 +67,8 @@ def test_whatever_dies_on_a_full_disk_nothing_is_lost(
         host.kill_agent()
         client.add(2)
         assert client.read() == client.state
-    host.kill(host.keeper_pid())
-    wait_until(lambda: keeps(host.keeper_pid(), 1))
+    host.kill(host.supervisor_pid())
+    wait_until(lambda: keeps(host.supervisor_pid(), 1))
     host.kill_agent()
     other = host.client("other")
     host.work(other)

@@ -146,10 +146,10 @@ def test_a_chunk_that_is_missing_or_of_another_content(session: str, data: Path)
     assert take_out("mine")[1] == b"x" * 5000
 
 
-class NoKeeper:
+class NoSupervisor:
     """Supervisor that keeps nothing."""
 
-    def put(self, deposited: Any) -> None: ...
+    def put(self, persisted: Any) -> None: ...
 
     def drop(self, session: str) -> None: ...
 
@@ -176,7 +176,7 @@ def test_sessions_of_other_users_are_refused(
 
     async def run() -> None:
         nonlocal who
-        agent = Agent(configured_devices(), AgentSettings(), NoKeeper(), lambda: None)  # type: ignore[arg-type]
+        agent = Agent(configured_devices(), AgentSettings(), NoSupervisor(), lambda: None)  # type: ignore[arg-type]
         opened = (await ask(agent, OpenSession("n", "k", "python"))).session
         who = stranger
         for request in (

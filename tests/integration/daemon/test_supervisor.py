@@ -365,8 +365,8 @@ def test_a_killed_supervisor_is_replaced_and_knows_everything(toy_host: StartHos
     client = host.client()
     host.work(client)
     for _ in range(3):
-        host.kill(host.keeper_pid())
-        wait_until(lambda: keeps(host.keeper_pid(), 1))
+        host.kill(host.supervisor_pid())
+        wait_until(lambda: keeps(host.supervisor_pid(), 1))
         client.add(2)
         assert client.read() == client.state
         host.kill_agent()
@@ -374,10 +374,10 @@ def test_a_killed_supervisor_is_replaced_and_knows_everything(toy_host: StartHos
         assert client.read() == client.state
 
 
-def keeps(keeper: int, count: int) -> bool:
+def keeps(supervisor: int, count: int) -> bool:
     """True if the supervisor has this many sessions by now."""
     found = 0
-    for each in Path(f"/proc/{keeper}/fd").iterdir():
+    for each in Path(f"/proc/{supervisor}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             found += "sing-log" in os.readlink(each)
     return found == count
@@ -388,13 +388,13 @@ def test_a_hung_supervisor_is_replaced(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
     host.work(client)
-    keeper = host.keeper_pid()
-    os.kill(keeper, signal.SIGSTOP)
+    supervisor = host.supervisor_pid()
+    os.kill(supervisor, signal.SIGSTOP)
     sessions = []
-    while lives(keeper):  # deposits accumulate, as it does not read
+    while lives(supervisor):  # deposits accumulate, as it does not read
         sessions.append(host.open())
         assert len(sessions) < 1000
-    wait_until(lambda: keeps(host.keeper_pid(), len(sessions) + 1))
+    wait_until(lambda: keeps(host.supervisor_pid(), len(sessions) + 1))
     host.kill_agent()
     assert len(host.status().sessions) == len(sessions) + 1
     client.add(2)
@@ -406,7 +406,7 @@ def test_killing_both_ends_the_sessions_and_leaves_nothing(toy_host: StartHost) 
     client = host.client()
     host.work(client)
     family = host.children()
-    host.kill(host.agent_pid(), host.keeper_pid())
+    host.kill(host.agent_pid(), host.supervisor_pid())
     assert client.gone.wait(WAIT_SECONDS)
     wait_until(lambda: not any(lives(pid) for pid in family))  # until then they still execute
     with pytest.raises(RuntimeError, match="the daemon is gone"):
@@ -465,8 +465,8 @@ def test_a_zygote_that_is_killed_before_it_is_ready_is_replaced(toy_host: StartH
 
 def test_no_second_daemon_starts_while_there_is_no_agent(toy_host: StartHost) -> None:
     host = toy_host()
-    keeper, agent = host.keeper_pid(), host.agent_pid()
-    os.kill(keeper, signal.SIGSTOP)
+    supervisor, agent = host.supervisor_pid(), host.agent_pid()
+    os.kill(supervisor, signal.SIGSTOP)
     host.kill(agent)
     ask = (
         "from kernelproxy.common.ipc import agent_client as control\n"
@@ -491,9 +491,9 @@ def test_no_second_daemon_starts_while_there_is_no_agent(toy_host: StartHost) ->
         text=True,
     )
     assert "A daemon runs in" in refused.stderr
-    os.kill(keeper, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     assert {each.communicate()[0] for each in asking} == {f"{host.agent_pid()}\n"}
-    assert host.keeper_pid() == keeper
+    assert host.supervisor_pid() == supervisor
 
 
 @pytest.mark.slow
@@ -504,7 +504,7 @@ def test_ended_sessions_leave_nothing_with_the_supervisor(toy_host: StartHost) -
     wait_until(lambda: not host.status().sessions)
 
     def held() -> list[int]:
-        pids = (host.keeper_pid(), host.agent_pid())
+        pids = (host.supervisor_pid(), host.agent_pid())
         return [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids]
 
     host.kill_agent()
@@ -533,13 +533,13 @@ def test_a_supervisor_without_descriptors_keeps_all_sessions(
     host = toy_host(log=str(log))
     client = host.client()
     host.work(client)
-    keeper, agent = host.keeper_pid(), host.agent_pid()
-    limits = resource.prlimit(keeper, resource.RLIMIT_NOFILE)
-    held = len(os.listdir(f"/proc/{keeper}/fd")) - 2  # the agent's process and connection end
+    supervisor, agent = host.supervisor_pid(), host.agent_pid()
+    limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    held = len(os.listdir(f"/proc/{supervisor}/fd")) - 2  # the agent's process and connection end
     most = 3 if spare is None else held + spare
-    resource.prlimit(keeper, resource.RLIMIT_NOFILE, (most, limits[1]))
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (most, limits[1]))
     host.kill(agent)
     wait_until(lambda: "Too many open files" in log.read_text())
-    assert lives(keeper)
-    resource.prlimit(keeper, resource.RLIMIT_NOFILE, limits)
+    assert lives(supervisor)
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, limits)
     assert client.read() == client.state

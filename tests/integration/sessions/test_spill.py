@@ -87,7 +87,7 @@ def test_a_spilled_state_outlives_the_agent_but_not_the_daemon(
         assert client.read() == client.state
     host.call(Suspend(client.session))
     wait_until(lambda: cold(host, client))
-    host.kill(host.agent_pid(), host.keeper_pid())
+    host.kill(host.agent_pid(), host.supervisor_pid())
     assert len(manifests(data_dir)) == 1
     toy_host()
     wait_until(lambda: manifests(data_dir) == [])

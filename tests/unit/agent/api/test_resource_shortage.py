@@ -39,12 +39,12 @@ def adopt(error: Exception) -> list[str]:
     agent.recorder = SimpleNamespace(begin=lambda **_: None)
     agent.sessions, agent._adopt = {}, fail
     agent._fdstore = SimpleNamespace(drop=lambda _: None)
-    deposited: Any = AdoptedRecord()
+    persisted: Any = AdoptedRecord()
     try:
-        agent.adopt([deposited])
+        agent.adopt([persisted])
     except (OSError, MemoryError):
-        deposited.ended.append("raised")
-    ended: list[str] = deposited.ended
+        persisted.ended.append("raised")
+    ended: list[str] = persisted.ended
     return ended
 
 

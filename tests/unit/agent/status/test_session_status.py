@@ -30,7 +30,7 @@ class CountingSupervisor:
     def __init__(self) -> None:
         self.count = 0
 
-    def put(self, deposited: PersistedSession) -> None:
+    def put(self, persisted: PersistedSession) -> None:
         self.count += 1
 
     def drop(self, session: str) -> None:

@@ -37,8 +37,8 @@ class FakeSupervisor:
         self.put_: list[PersistedSession] = []
         self.dropped: list[str] = []
 
-    def put(self, deposited: PersistedSession) -> None:
-        self.put_.append(deposited)
+    def put(self, persisted: PersistedSession) -> None:
+        self.put_.append(persisted)
 
     def drop(self, session: str) -> None:
         self.dropped.append(session)
@@ -82,7 +82,7 @@ def duplicates(memory: SessionMemory) -> list[tuple[str, int]]:
 
 
 def adopt(
-    record: dict[str, Any], retained: int = 0, *, stuck: bool = False
+    record: dict[str, Any], retained: int = 0, *, worker_remains: bool = False
 ) -> tuple[list[SessionView], str]:
     """Let an agent adopt one session; return its sessions, and the reason in the client's page."""
     memory = SessionMemory(1 << 16)
@@ -95,7 +95,7 @@ def adopt(
 
     async def take_over() -> tuple[list[SessionView], str]:
         agent = Agent(configured_devices(), AgentSettings(), kept, lambda: None)  # type: ignore[arg-type]
-        agent.adopt([PersistedSession("s", record, fds, stuck)])
+        agent.adopt([PersistedSession("s", record, fds, worker_remains)])
         sessions = RequestHandlers(agent).status(0).sessions
         ended = page.reason if page.presence == Presence.ENDED else ""
         await agent.close()
@@ -135,7 +135,7 @@ def test_a_session_that_cannot_be_recovered_ends_with_a_reason(
 
 
 def test_a_session_with_a_worker_that_does_not_end_ends_alone() -> None:
-    sessions, ended = adopt(record(), stuck=True)
+    sessions, ended = adopt(record(), worker_remains=True)
     assert sessions == []
     assert ended == "It did not outlive its daemon: its device process cannot be ended."
 
