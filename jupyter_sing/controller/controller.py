@@ -38,7 +38,7 @@ from kernelproxy.common.protocol.views import (
     SharingView,
 )
 from kernelproxy.common.readable import device_name
-from kernelproxy.common.scheduler_api import Hands, SessionDescription, SessionOutlook
+from kernelproxy.common.scheduler_api import Actions, SessionDescription, SessionOutlook
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +95,9 @@ class Controller:
             lambda now: self._engine.outlooks(now), self._runner.named, clock
         )
 
-    def begin(self, hands: Hands, devices: dict[str, int]) -> None:
+    def begin(self, actions: Actions, devices: dict[str, int]) -> None:
         """See `Arbiter`."""
-        self._hands = self._runner.hands = hands
+        self._actions = self._runner.actions = actions
         found = [
             DeviceSpec(name, memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
             for name, memory in devices.items()
@@ -181,7 +181,7 @@ class Controller:
             shortfall = f"It does not have {share}: {known.shortfall}."
         promised = 0.0 if shortfall else part
         allowance = replace(allowance, promised=promised, shortfall=shortfall)
-        self._hands.allow(terms.session, allowance)
+        self._actions.allow(terms.session, allowance)
         known.said = True
         if said:
             stays = f"; its memory stays on {device_name(terms.device)}" if terms.pinned else ""
@@ -351,7 +351,7 @@ class Controller:
         """Return what to save, and send all waiting sessions their current outlook."""
         for session in self._outlooks.waiting():
             if outlook := self._outlooks.of(session):
-                self._hands.explain(session, outlook.reason)
+                self._actions.explain(session, outlook.reason)
         goes_on = any(known.holds for known in self._sessions.values())
         return AccountsUpdate(list(self._sessions), self._engine.accounts(now), goes_on)
 

@@ -20,7 +20,7 @@ from jupyter_sing.scheduler.decisions import (
     Unpack,
 )
 from kernelproxy.common.readable import device_name, devices_named
-from kernelproxy.common.scheduler_api import Hands, SessionOutlook
+from kernelproxy.common.scheduler_api import Actions, SessionOutlook
 
 _ID = re.compile(r"\b[0-9a-f]{12}\b")
 
@@ -39,7 +39,7 @@ class DecisionRunner:
         Called with a session of which the tier target is kept from now on, or is not.
     """
 
-    hands: Hands
+    actions: Actions
 
     def __init__(
         self,
@@ -65,23 +65,23 @@ class DecisionRunner:
                 if known := self._sessions.get(session):
                     known.holds = known.resident = True
                 why = f"It may use {device_name(devices[0])} for {quantum:g} s: {why}."
-                self.hands.grant(session, devices[0], token)
+                self.actions.grant(session, devices[0], token)
             case Preempt(session, token, _, within):
                 why = f"Its turn ends: {why}."
-                self.hands.preempt(session, token, within)
+                self.actions.preempt(session, token, within)
             case Evict(session, device, to):
-                self.hands.evict(session, device, f"{why[:1].upper()}{why[1:]}")
+                self.actions.evict(session, device, f"{why[:1].upper()}{why[1:]}")
                 where = "host memory" if to == "host" else to
                 why = f"Its memory goes from {device_name(device)} to {where}: {why}."
             case MigrateMemory(session, source, target):
                 why = f"It moves from {device_name(source)} to {device_name(target)}: {why}."
-                self.hands.migrate(session, source, target)
+                self.actions.migrate(session, source, target)
             case Queued(session):
                 outlook = self._outlook(session)
                 if outlook is None:
                     return  # it no longer waits
                 why = outlook.reason
-                self.hands.explain(session, why)
+                self.actions.explain(session, why)
         self.note(session, decision.kind, why)
 
     def note(self, session: str, kind: str, why: str) -> None:

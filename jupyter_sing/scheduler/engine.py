@@ -64,15 +64,15 @@ class Engine:
     ) -> None:
         self._settings = settings or EngineSettings()
         self._ledger = ServiceLedger(len(devices))
-        self._agenda = Timers(
+        self._timers = Timers(
             self._settings,
             self._ledger,
             lambda vc, gpus: self._leases.entitlements.below(vc, gpus),
             lambda session, now: self._cells.time_is_up(session, now),
         )
-        self._limiter = self._agenda.limiter
-        self._waiting = self._agenda.waiting
-        self._running = self._agenda.running
+        self._limiter = self._timers.limiter
+        self._waiting = self._timers.waiting
+        self._running = self._timers.running
         self._leases = LeaseTable(
             devices,
             self._settings,
@@ -80,28 +80,28 @@ class Engine:
             self._ledger,
             self._limiter,
             lambda session, now: self._cells.wait_again(session, now),
-            self._agenda.quantum_of,
+            self._timers.quantum_of,
         )
         self._sessions = self._leases.sessions
         self._packing = Packing(self._may_share)
-        self._serving = Dispatcher(
-            self._agenda, self._ledger, self._leases, self._packing, guarantees is not None
+        self._dispatcher = Dispatcher(
+            self._timers, self._ledger, self._leases, self._packing, guarantees is not None
         )
-        self._explaining = Explainer(self._agenda, self._leases, self._serving)
+        self._explaining = Explainer(self._timers, self._leases, self._dispatcher)
         self._cells = CellLifecycle(
             self._ledger,
-            self._agenda,
+            self._timers,
             self._leases,
-            self._serving,
+            self._dispatcher,
             self._packing,
             self._explaining,
         )
         self._admission = TierAdmission(self._leases, self._settings)
         self._registry = SessionRegistry(
             self._ledger,
-            self._agenda,
+            self._timers,
             self._leases,
-            self._serving,
+            self._dispatcher,
             self._packing,
             self._cells,
             self._admission,
@@ -143,8 +143,8 @@ class Engine:
         for each in (event, *others):
             now = each.at
             self._handlers[type(each)](each)
-        self._agenda.due(now)
-        self._serving.serve(now)
+        self._timers.due(now)
+        self._dispatcher.serve(now)
         for each in (event, *others):
             if isinstance(each, ANNOUNCED):
                 self._announce(each.session, now)
@@ -191,7 +191,7 @@ class Engine:
 
     def next_tick(self) -> float | None:
         """Return when the engine needs a `Tick` if no event comes before; None: not at all."""
-        return self._agenda.next()
+        return self._timers.next()
 
     def statistics(self) -> Statistics:
         """Return the counters."""
@@ -281,7 +281,7 @@ class Engine:
     def _reconfigured(self, event: events.Reconfigured) -> None:
         settings, now = event.settings, event.at
         self._settings = settings
-        self._agenda.configure(settings)
+        self._timers.configure(settings)
         self._leases.configure(settings)
         for flow in self._ledger.flows():
             if flow.parent is None:
@@ -293,10 +293,10 @@ class Engine:
         self._admission.configure(settings, now)
         if event.guarantees is not None:
             self._leases.govern(event.guarantees, now)
-            self._serving.begin_again(not isinstance(event.guarantees, NoGuarantees), now)
+            self._dispatcher.begin_again(not isinstance(event.guarantees, NoGuarantees), now)
         self._running.put_all(now)
         for session in self._sessions.values():
-            self._agenda.review(session, now)
+            self._timers.review(session, now)
 
     def _ticked(self, event: events.Tick) -> None:
         """Do nothing: only time has passed."""

@@ -26,19 +26,19 @@ class SessionRegistry:
     def __init__(
         self,
         ledger: ServiceLedger,
-        agenda: Timers,
+        timers: Timers,
         leases: LeaseTable,
-        serving: Dispatcher,
+        dispatcher: Dispatcher,
         packing: Packing,
         cells: CellLifecycle,
         admission: TierAdmission,
     ) -> None:
         self._ledger = ledger
-        self._agenda = agenda
-        self._limiter = agenda.limiter
+        self._timers = timers
+        self._limiter = timers.limiter
         self._leases = leases
         self._sessions = leases.sessions
-        self._serving = serving
+        self._dispatcher = dispatcher
         self._packing = packing
         self._cells = cells
         self._admission = admission
@@ -54,7 +54,7 @@ class SessionRegistry:
         session = EngineSession(event, self._order, flow)
         session.account.tally = self._admission.tally
         self._sessions[event.session] = session
-        shapes = self._serving.placement.gangs.shapes
+        shapes = self._dispatcher.placement.gangs.shapes
         shapes[session.gpus] = shapes.get(session.gpus, 0) + 1
         self._pin(session, event.pinned, event.device)
         self._admission.admit(session, event.at)
@@ -72,7 +72,7 @@ class SessionRegistry:
 
     def _user(self, vc: str, user: str, now: float) -> Flow:
         """Return the flow of a user, with the weights and limits of the settings."""
-        settings = self._agenda.settings
+        settings = self._timers.settings
         flow = self._ledger.user(
             vc,
             user,
@@ -109,7 +109,7 @@ class SessionRegistry:
         self._leases.table.forget(session, event.at)
         self._leases.table.refusals.forget(session)
         self._packing.forget(session)
-        self._serving.placement.gangs.shapes[session.gpus] -= 1
+        self._dispatcher.placement.gangs.shapes[session.gpus] -= 1
         self._admission.withdraw(session)
         self._admission.retry(event.at)
         session.timers += 1
@@ -130,7 +130,7 @@ class SessionRegistry:
         self._move(session, event.vc, event.user, now)
         self._ledger.reweigh(session.flow, event.weight, now)
         self._packing.offer(session)
-        self._agenda.review(session, now)
+        self._timers.review(session, now)
 
     def _move(self, session: EngineSession, vc: str | None, name: str | None, now: float) -> None:
         """Move a session to another virtual cluster or user, with all that it has."""
@@ -143,7 +143,7 @@ class SessionRegistry:
             self._cells.lose(session, now)  # its reservation belongs to its virtual cluster
         waits = session.phase is Phase.WAITING
         if waits:
-            self._serving.withdraw(session)
+            self._dispatcher.withdraw(session)
         quotas = session.quotas
         self._ledger.move(session.flow, user, now)
         session.vc, session.quotas = vc or session.vc, session.flow.quotas
@@ -151,4 +151,4 @@ class SessionRegistry:
             if quota is not other:
                 quota.transfer(session, other)
         if waits:
-            self._serving.let_wait(session, now)
+            self._dispatcher.let_wait(session, now)

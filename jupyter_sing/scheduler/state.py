@@ -95,7 +95,7 @@ class SessionLease:
         It holds its lease because it had waited so long.
     right
         Virtual cluster by whose guarantee it holds its devices; empty if it borrows them.
-    rides
+    is_guest
         It shares a device that the guarantees gave to the other session.
     share
         Part of its devices that it is charged for.
@@ -115,7 +115,7 @@ class SessionLease:
     run_since: float = 0.0
     aged: bool = False
     right: str = ""
-    rides: bool = False
+    is_guest: bool = False
     share: float = 1.0
     switch: float = 0.0
     protected_until: float = 0.0

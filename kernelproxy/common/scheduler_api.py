@@ -106,7 +106,7 @@ class SessionOutlook:
     reason: str
 
 
-class Hands(Protocol):
+class Actions(Protocol):
     """Actions that the agent carries out for an `Arbiter`; an unknown session or token is ignored.
 
     Each of the first four is always answered, by one of the calls of `Arbiter` that it names, or by
@@ -141,7 +141,7 @@ class Arbiter(Protocol):
     #: True if a session keeps its lease while it has nothing to execute.
     keeps: bool
 
-    def begin(self, hands: Hands, devices: dict[str, int]) -> None:
+    def begin(self, actions: Actions, devices: dict[str, int]) -> None:
         """Begin to schedule devices, given as their bytes of memory by id."""
 
     def opened(self, terms: SessionDescription) -> None:
@@ -287,15 +287,15 @@ class Everybody:
         self._tokens = itertools.count(1)
         self._devices: dict[str, str] = {}
 
-    def begin(self, hands: Hands, devices: dict[str, int]) -> None:
-        self._hands = hands
+    def begin(self, actions: Actions, devices: dict[str, int]) -> None:
+        self._actions = actions
 
     def opened(self, terms: SessionDescription) -> None:
         self._devices[terms.session] = terms.device
         self._grant(terms.session)
 
     def _grant(self, session: str) -> None:
-        self._hands.grant(session, self._devices[session], next(self._tokens))
+        self._actions.grant(session, self._devices[session], next(self._tokens))
 
     def changed(self, terms: SessionDescription) -> None:
         pass

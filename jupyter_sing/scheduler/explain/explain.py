@@ -51,11 +51,11 @@ class Explainer:
         Moving average of how long leases last, in seconds.
     """
 
-    def __init__(self, agenda: Timers, leases: LeaseTable, serving: Dispatcher) -> None:
-        self._agenda = agenda
-        self._waiting, self._limiter = agenda.waiting, agenda.limiter
+    def __init__(self, timers: Timers, leases: LeaseTable, dispatcher: Dispatcher) -> None:
+        self._timers = timers
+        self._waiting, self._limiter = timers.waiting, timers.limiter
         self._leases = leases
-        self._serving = serving
+        self._dispatcher = dispatcher
         self._largest = max((device.memory for device in leases.table.devices.values()), default=0)
         self.turn = 1.0
 
@@ -107,7 +107,7 @@ class Explainer:
     ) -> dict[EngineSession, Expected]:
         if not order:
             return {}
-        return Forecast(self._agenda, self._leases, self.turn, devices, now).run(order)
+        return Forecast(self._timers, self._leases, self.turn, devices, now).run(order)
 
     def _within(
         self, flow: Flow, those: list[tuple[Key, EngineSession, Held]], now: float
@@ -145,8 +145,8 @@ class Explainer:
 
     def _never(self, session: EngineSession) -> str | None:
         """Return what has to change before it can have a device at all; None: nothing."""
-        if session in self._serving.hopeless:
-            widest = self._serving.widest
+        if session in self._dispatcher.hopeless:
+            widest = self._dispatcher.widest
             most = f"{widest} device{'' if widest == 1 else 's'}"
             return f"It needs {session.gpus} devices at once, and {most} is the most there can be"
         if session.memory > self._largest:

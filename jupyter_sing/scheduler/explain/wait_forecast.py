@@ -75,13 +75,13 @@ class Forecast:
 
     def __init__(
         self,
-        agenda: Timers,
+        timers: Timers,
         leases: LeaseTable,
         typical: float,
         devices: Iterable[EngineDevice],
         now: float,
     ) -> None:
-        self._agenda = agenda
+        self._timers = timers
         self._leases = leases
         self._nodes = leases.table.nodes
         self._typical = typical
@@ -94,7 +94,7 @@ class Forecast:
 
     @property
     def _settings(self) -> EngineSettings:
-        return self._agenda.settings
+        return self._timers.settings
 
     def run(self, order: Sequence[tuple[Key, EngineSession]]) -> dict[EngineSession, Expected]:
         """Serve all waiting sessions, in their order."""
@@ -168,7 +168,7 @@ class Forecast:
             protected=session.lease.protected_until,
             exposed=session.lease.exposed_at,
             expires=session.lease.quantum_end,
-            held=self._agenda.running.hold_end(session),
+            held=self._timers.running.hold_end(session),
             urgent_until=self._urgent_until(session, level, self._now, had),
             throttled=self._is_throttled(session, level),
             end=self._now + self._left(had),
@@ -198,7 +198,7 @@ class Forecast:
         return max(self._typical, attained)
 
     def _is_throttled(self, session: EngineSession, level: int) -> bool:
-        return self._agenda.waiting.would_throttle(session, level, self._now)
+        return self._timers.waiting.would_throttle(session, level, self._now)
 
     def _urgent_until(
         self, session: EngineSession, level: int, at: float, attained: float
@@ -246,7 +246,7 @@ class Forecast:
         session, attained = turn.session, turn.attained_at(at)
         level = level_of(attained, self._settings)
         wish = self._wish(session, attained, at, 0, at < turn.urgent_until)
-        key = self._agenda.waiting.place_of(session, level, at < turn.urgent_until, at, self._now)
+        key = self._timers.waiting.place_of(session, level, at < turn.urgent_until, at, self._now)
         return key, number, wish, at
 
     # Devices.

@@ -39,13 +39,13 @@ class Limiter:
 
     Parameters
     ----------
-    look_again
+    request_tick
         Called with a time at which the engine needs a tick.
     """
 
-    def __init__(self, settings: EngineSettings, look_again: Callable[[float], None]) -> None:
+    def __init__(self, settings: EngineSettings, request_tick: Callable[[float], None]) -> None:
         self._settings = settings
-        self._look_again = look_again
+        self._request_tick = request_tick
         self._alarms: list[tuple[float, int, Flow]] = []
 
     # Settings.
@@ -117,7 +117,7 @@ class Limiter:
 
     def _alarm(self, flow: Flow, at: float) -> None:
         heapq.heappush(self._alarms, (at, flow.number, flow))
-        self._look_again(at)
+        self._request_tick(at)
 
     def due(self, now: float) -> list[EngineSession]:
         """Check the flows that are due; return sessions whose device time is used up."""
@@ -194,7 +194,7 @@ class Limiter:
             self.forget(session)
         if quota.short:
             quota.relieve()
-            self._look_again(now + 0.05)
+            self._request_tick(now + 0.05)
         return chosen
 
     # Texts.

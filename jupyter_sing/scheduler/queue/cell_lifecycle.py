@@ -25,26 +25,26 @@ class CellLifecycle:
     def __init__(
         self,
         ledger: ServiceLedger,
-        agenda: Timers,
+        timers: Timers,
         leases: LeaseTable,
-        serving: Dispatcher,
+        dispatcher: Dispatcher,
         packing: Packing,
         explaining: Explainer,
     ) -> None:
         self._ledger = ledger
-        self._agenda = agenda
-        self._running = agenda.running
-        self._limiter = agenda.limiter
+        self._timers = timers
+        self._running = timers.running
+        self._limiter = timers.limiter
         self._leases = leases
         self._sessions = leases.sessions
-        self._serving = serving
+        self._dispatcher = dispatcher
         self._packing = packing
         self._explaining = explaining
         self._order = 0
 
     @property
     def _settings(self) -> EngineSettings:
-        return self._agenda.settings
+        return self._timers.settings
 
     def submitted(self, event: events.CellSubmitted) -> None:
         session = self._sessions.get(event.session)
@@ -60,17 +60,17 @@ class CellLifecycle:
 
     def wait_again(self, session: EngineSession, now: float) -> None:
         """Let a session wait."""
-        self._serving.yielded[session] = None
+        self._dispatcher.yielded[session] = None
         self._order += 1
         session.wait.arrival = self._order
         session.phase = Phase.WAITING
         session.wait.since = now - (session.wait.waited if session.wait.resumes else 0.0)
         session.wait.boost = 0
         session.account.wait(now)
-        session.wait.urgent = self._agenda.is_urgent(session, now)
-        self._serving.let_wait(session, now)
+        session.wait.urgent = self._timers.is_urgent(session, now)
+        self._dispatcher.let_wait(session, now)
         self._packing.offer(session)
-        self._agenda.set_timer(session, self._agenda.next_look(session, now))
+        self._timers.set_timer(session, self._timers.next_review(session, now))
 
     def finished(self, event: events.CellFinished) -> None:
         session = self._sessions.get(event.session)
@@ -93,7 +93,7 @@ class CellLifecycle:
 
         `turned_back`: its memory has not come to the devices of its lease.
         """
-        self._serving.withdraw(session)
+        self._dispatcher.withdraw(session)
         self._running.remove(session)
         self._packing.withdraw(session)
         pack = self._packing.packs.get(session)
@@ -156,10 +156,10 @@ class CellLifecycle:
         if session.terms.tier is Tier.BASIC and not session.lease.aged and not overdrawn:
             cost = session.lease.switch if loaded else 0.0
             session.lease.exposed_at = now + run_min(level, cost, self._settings, floor=0.0)
-        session.lease.quantum_end = now + self._agenda.quantum_of(session, now)
+        session.lease.quantum_end = now + self._timers.quantum_of(session, now)
         session.usage.measured_at = now
         self._packing.offer(session)
-        self._agenda.review(session, now)
+        self._timers.review(session, now)
 
     def released(self, event: events.Released) -> None:
         session = self._current(event.session, event.token)
@@ -197,7 +197,7 @@ class CellLifecycle:
         session, now = self._current(event.session, event.token), event.at
         if session is not None:
             for device in session.lease.devices:
-                self._agenda.look_again(self._leases.table.refusals.note(session, device, now))
+                self._timers.request_tick(self._leases.table.refusals.note(session, device, now))
             self._leases.table.turn_back(session, now)
             self.lose(session, now, turned_back=True)
 
@@ -206,7 +206,7 @@ class CellLifecycle:
         device = self._leases.table.devices.get(event.device)
         if session is not None and device is not None and device in session.residency.moving:
             self._leases.table.stayed(session, device, event.at)
-            self._agenda.look_again(session.residency.stays_until)
+            self._timers.request_tick(session.residency.stays_until)
 
     def worker_died(self, event: events.WorkerDied) -> None:
         session = self._sessions.get(event.session)

@@ -39,20 +39,20 @@ class Dispatcher:
 
     def __init__(
         self,
-        agenda: Timers,
+        timers: Timers,
         ledger: ServiceLedger,
         leases: LeaseTable,
         packing: Packing,
         promised: bool,
     ) -> None:
-        self._agenda = agenda
+        self._timers = timers
         self._ledger = ledger
         self._leases = leases
-        self._waiting, self._running = agenda.waiting, agenda.running
-        self._limiter = agenda.limiter
+        self._waiting, self._running = timers.waiting, timers.running
+        self._limiter = timers.limiter
         self._packing = packing
         self.placement = Placement(
-            leases.table.nodes, leases.table.free, agenda.running, leases.table.refusals
+            leases.table.nodes, leases.table.free, timers.running, leases.table.refusals
         )
         self.promised = promised
         self.widest = leases.widest()
@@ -65,8 +65,8 @@ class Dispatcher:
         if session.gpus > self.widest:
             self.hopeless[session] = None
             return
-        self._waiting.add(session, self._agenda.level(session, now), now)
-        self._agenda.take_turns(session)
+        self._waiting.add(session, self._timers.level(session, now), now)
+        self._timers.mark_flows(session)
 
     def withdraw(self, session: EngineSession) -> None:
         """Record that a session no longer waits."""
@@ -88,7 +88,7 @@ class Dispatcher:
         self._wake(now)
         self._serve(now)
         self._take_turns(now)
-        settings = self._agenda.settings
+        settings = self._timers.settings
         if len(self._waiting) and not len(self._leases.table.free) and settings.packing:
             self._pack(now)
 
@@ -118,9 +118,9 @@ class Dispatcher:
             if self._limiter.leaving(session, now) is None:
                 self._put_aside(session, now)
                 continue
-            choice = self.placement.choose(session, self._agenda.level(session, now), now)
+            choice = self.placement.choose(session, self._timers.level(session, now), now)
             if isinstance(choice, Later):
-                self._agenda.look_again(choice.at)
+                self._timers.request_tick(choice.at)
                 self._pass_over(session, passed)
             elif not self._carry_out(session, choice, now):
                 if self.placement.cramped:
@@ -128,18 +128,18 @@ class Dispatcher:
                     continue
                 blocked.add(session.vc, session.gpus)
                 if now >= self._compared_after:
-                    self._compared_after = now + self._agenda.settings.compare_after
-                    self._agenda.look_again(self._compared_after)
+                    self._compared_after = now + self._timers.settings.compare_after
+                    self._timers.request_tick(self._compared_after)
                 again = self.placement.gangs.note_failure(session, now)
                 if again is not None:
-                    self._agenda.look_again(again)
+                    self._timers.request_tick(again)
         for session in passed:
-            self._waiting.add(session, self._agenda.level(session, now), now)
+            self._waiting.add(session, self._timers.level(session, now), now)
 
     def _is_ready(self, session: EngineSession, now: float) -> bool:
         """True if a session could use a lease now, if it had one."""
         if session in self.yielded:
-            self._agenda.look_again(now + YIELD_PAUSE)
+            self._timers.request_tick(now + YIELD_PAUSE)
             return False
         return not session.residency.moving
 
@@ -150,8 +150,8 @@ class Dispatcher:
 
     def _take_turns(self, now: float) -> None:
         """Let sessions of users and virtual clusters at a device limit replace each other."""
-        flows = list(self._agenda.turns)
-        self._agenda.turns.clear()
+        flows = list(self._timers.turns)
+        self._timers.turns.clear()
         for flow in flows:
             self._take_turn(flow, now)
 
@@ -171,12 +171,12 @@ class Dispatcher:
         if self._limiter.leaving(session, now) is None:
             self._put_aside(session, now)
             return
-        level = self._agenda.level(session, now)
+        level = self._timers.level(session, now)
         choice = self.placement.swap(session, level, quota, now)
         if choice is None or not self._carry_out(session, choice, now):
-            at = self._agenda.next_look(session, now)
-            later = now + self._agenda.settings.compare_after
-            self._agenda.set_timer(session, later if at is None else min(at, later))
+            at = self._timers.next_review(session, now)
+            later = now + self._timers.settings.compare_after
+            self._timers.set_timer(session, later if at is None else min(at, later))
 
     def _pack(self, now: float) -> None:
         """Let waiting sessions share devices, where all users concerned permit it."""

@@ -101,7 +101,7 @@ class LeaseTable:
             return
         self._ledger.hold(session.flow, -session.gpus * session.lease.share, now)
         session.lease.share = 1.0
-        if not session.lease.rides:
+        if not session.lease.is_guest:
             self.entitlements.release(session)
         for quota in session.quotas:
             quota.leave(session)
@@ -111,7 +111,7 @@ class LeaseTable:
             self.table.free.update(device)
             for other in device.lessees:
                 self._leave_alone(other, session, device, why, now)
-        session.lease.rides = False
+        session.lease.is_guest = False
         session.lease.devices = session.residency.arriving = ()
         session.lease.right = ""
         self.reservations.continue_after(session, now)
@@ -125,7 +125,7 @@ class LeaseTable:
         )
         self.reservations.hold(guest, 0.5, now)
         host.lease.share = guest.lease.share = 0.5
-        guest.lease.rides = True
+        guest.lease.is_guest = True
         names = (host.id, guest.id)
         reason = "both permit it, and a session waits for a device, so that it is tried"
         self.issued.append(Pack(names, device.id, reason))
@@ -147,13 +147,13 @@ class LeaseTable:
         """Give a session all of the device that it shared; stop it if guarantees forbid that."""
         self.reservations.hold(other, 1.0 - other.lease.share, now)
         other.lease.share = 1.0
-        names = (other.id, gone.id) if gone.lease.rides else (gone.id, other.id)
+        names = (other.id, gone.id) if gone.lease.is_guest else (gone.id, other.id)
         self.issued.append(Unpack(names, device.id, why))
-        if not other.lease.rides or other.phase is Phase.STOPPING or not device.healthy:
+        if not other.lease.is_guest or other.phase is Phase.STOPPING or not device.healthy:
             return
         answer = self.entitlements.place_on(other, device.id)
         if answer is not None:
-            other.lease.rides, other.lease.right = False, other.vc if answer.guaranteed else ""
+            other.lease.is_guest, other.lease.right = False, other.vc if answer.guaranteed else ""
             return
         self.issued.preempt(other, f"the device was {gone.id}'s", now)
 
@@ -186,7 +186,7 @@ class LeaseTable:
         for device in devices:
             if not device.healthy:
                 self.entitlements.set_health(device, False)
-        holders = {s.lease.token: s for d in devices for s in d.lessees if not s.lease.rides}
+        holders = {s.lease.token: s for d in devices for s in d.lessees if not s.lease.is_guest}
         for _, session in sorted(holders.items()):
             self.entitlements.adopt(session)
 

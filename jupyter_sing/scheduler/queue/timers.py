@@ -41,7 +41,7 @@ class Timers:
         stop: Callable[[EngineSession, float], None],
     ) -> None:
         self.settings = settings
-        self.limiter = Limiter(settings, self.look_again)
+        self.limiter = Limiter(settings, self.request_tick)
         self.waiting = WaitQueue(
             ledger, settings.throttle, settings.burst, below, self.limiter.is_capped
         )
@@ -90,7 +90,7 @@ class Timers:
             self._order += 1
             heapq.heappush(self._timers, (at, self._order, session, session.timers))
 
-    def look_again(self, at: float) -> None:
+    def request_tick(self, at: float) -> None:
         """Request a tick at that time."""
         self._order += 1
         heapq.heappush(self._timers, (at, self._order, None, 0))
@@ -104,7 +104,7 @@ class Timers:
         for session in self.limiter.due(now):
             self.review(session, now)
 
-    def take_turns(self, session: EngineSession) -> None:
+    def mark_flows(self, session: EngineSession) -> None:
         """Record that a session might replace another one of its user, or be replaced."""
         for quota in session.quotas:
             if quota.limits.devices < math.inf:
@@ -112,7 +112,7 @@ class Timers:
 
     def review(self, session: EngineSession, now: float) -> None:
         """Bring level, urgency and place in the order up to date, and set the next timer."""
-        self.take_turns(session)
+        self.mark_flows(session)
         if session.phase is Phase.WAITING:
             boost = session.wait.boost
             while boost < LEVELS and now >= self._rises_at(session, boost):
@@ -124,7 +124,7 @@ class Timers:
                 if session in self.waiting:
                     self.waiting.remove(session)
                     self.waiting.add(session, self.level(session, now), now)
-            self.set_timer(session, self.next_look(session, now))
+            self.set_timer(session, self.next_review(session, now))
         elif session.phase is Phase.RUNNING:
             level = level_of(session.attained_at(now), self.settings)
             if level != session.lease.level:
@@ -142,7 +142,7 @@ class Timers:
         quantum = self.settings.quanta[level_of(session.attained, self.settings)]
         return session.wait.since + (boost + 1) * AGING * quantum
 
-    def next_look(self, session: EngineSession, now: float) -> float | None:
+    def next_review(self, session: EngineSession, now: float) -> float | None:
         """Return when a waiting session rises a level or becomes urgent."""
         times = []
         if session.wait.boost <= level_of(session.attained, self.settings):

@@ -79,8 +79,8 @@ class Agent:
         self.stopping = asyncio.Event()
         self.settings, self._fdstore, self.on_quiet = settings, fdstore, on_quiet
         self.arbiter = arbiter or Everybody()
-        self._hands = SchedulerActions(self.arbiter, self.sessions, self.allocators)
-        self.arbiter.begin(self._hands, {each.id: each.memory_total for each in devices})
+        self._actions = SchedulerActions(self.arbiter, self.sessions, self.allocators)
+        self.arbiter.begin(self._actions, {each.id: each.memory_total for each in devices})
         self.subscribers = Subscribers(self.sessions, self.allocators)
         self.recorder = ActivityRecorder(
             self.sessions, self.allocators, activity_store.ActivityStore(paths.runtime_dir())
@@ -371,7 +371,7 @@ class Agent:
         closing = [session.close("The daemon stopped.") for session in self.sessions.values()]
         await asyncio.gather(*closing, return_exceptions=True)
         await self.replacement.close()
-        await self._hands.close()
+        await self._actions.close()
         await self.arbiter.close()
         await self._host.close()
         await self._households.close()

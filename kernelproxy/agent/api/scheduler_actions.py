@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class SchedulerActions:
-    """Carries out the scheduler's decisions; see `Hands`.
+    """Carries out the scheduler's decisions; see `Actions`.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class SchedulerActions:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def grant(self, session: str, device: str, token: int) -> None:
-        """See `Hands`."""
+        """See `Actions`."""
         found = self._sessions.get(session)
         if found is None:
             return
@@ -75,12 +75,12 @@ class SchedulerActions:
         session.lease.grant(token)
 
     def preempt(self, session: str, token: int, within: float = 0.0) -> None:
-        """See `Hands`."""
+        """See `Actions`."""
         if found := self._sessions.get(session):
             found.lease.preempt(token, within)
 
     def evict(self, session: str, device: str, reason: str) -> None:
-        """See `Hands`."""
+        """See `Actions`."""
         if found := self._sessions.get(session):
             stay = functools.partial(self._arbiter.stayed, session, device)
             self._begin(self._evict(found, device, reason), stay)
@@ -91,7 +91,7 @@ class SchedulerActions:
             raise ControlError(pinned or session.observed.suspend_failure or "It is in use.")
 
     def migrate(self, session: str, source: str, target: str) -> None:
-        """See `Hands`."""
+        """See `Actions`."""
         if found := self._sessions.get(session):
             stay = functools.partial(self._arbiter.stayed, session, source)
             self._begin(self._migrate(found, source, target), stay)
@@ -106,14 +106,14 @@ class SchedulerActions:
         await session.commands.migrate(self._allocators[target], check)
 
     def explain(self, session: str, reason: str) -> None:
-        """See `Hands`."""
+        """See `Actions`."""
         found = self._sessions.get(session)
         if found and found.lease.reason != reason:
             found.lease.reason = reason
             found.core.request_reconcile()
 
     def allow(self, session: str, allowance: Allowance) -> None:
-        """See `Hands`."""
+        """See `Actions`."""
         if found := self._sessions.get(session):
             found.allow(allowance)
 

@@ -83,9 +83,8 @@ class Preferences:
             self.pinned, self.tier = before
             raise
         self._core.persist()
-        for (
-            allocator
-        ) in self._core.allocator.allocators:  # own timers and others' reasons to wait depend on it
+        # Its own timers and others' reasons to wait depend on it.
+        for allocator in self._core.allocator.allocators:
             for each in allocator.tenants.values():
                 each.request_reconcile()
 

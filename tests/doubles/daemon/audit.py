@@ -9,7 +9,7 @@ from typing import Any
 from jupyter_sing.controller import Controller
 from jupyter_sing.scheduler.events import Event
 from jupyter_sing.scheduler.settings import EngineSettings
-from kernelproxy.common.scheduler_api import Hands
+from kernelproxy.common.scheduler_api import Actions
 
 
 class Audited(Controller):
@@ -28,8 +28,8 @@ class Audited(Controller):
         if path.exists():  # of an agent that died
             self._wrong = json.loads(path.read_text())["wrong"]
 
-    def begin(self, hands: Hands, devices: dict[str, int]) -> None:
-        super().begin(hands, devices)
+    def begin(self, actions: Actions, devices: dict[str, int]) -> None:
+        super().begin(actions, devices)
         send = self._driver.send
 
         def audited(event: Event) -> None:
@@ -42,7 +42,7 @@ class Audited(Controller):
         if self._driver._busy:
             return
         held = self.held()
-        sessions: Any = self._hands._sessions  # type: ignore[attr-defined]
+        sessions: Any = self._actions._sessions  # type: ignore[attr-defined]
         agent = {
             each.id: (each.core.allocator.device.id, each.lease._token)
             for each in sessions.values()

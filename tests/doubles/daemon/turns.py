@@ -10,7 +10,7 @@ from collections import deque
 
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol.views import DecisionView, PolicyEffect, SharingView
-from kernelproxy.common.scheduler_api import Hands, SessionDescription, SessionOutlook
+from kernelproxy.common.scheduler_api import Actions, SessionDescription, SessionOutlook
 
 
 class Turns:
@@ -32,8 +32,8 @@ class Turns:
         self.device: dict[str, str] = {}
         self.holders: dict[str, tuple[str, int]] = {}  # by device
 
-    def begin(self, hands: Hands, devices: dict[str, int]) -> None:
-        self.hands = hands
+    def begin(self, actions: Actions, devices: dict[str, int]) -> None:
+        self.actions = actions
         self.queues = {each: deque() for each in devices}
 
     def opened(self, terms: SessionDescription) -> None:
@@ -52,7 +52,7 @@ class Turns:
 
     def wants(self, session: str) -> None:
         self.queues[self.device[session]].append(session)
-        self.hands.explain(session, "Waiting for the others.")
+        self.actions.explain(session, "Waiting for the others.")
         self.next(self.device[session])
 
     def done(self, session: str) -> None:
@@ -72,7 +72,7 @@ class Turns:
         if queue and device not in self.holders:
             session, token = queue.popleft(), next(self.tokens)
             self.holders[device] = (session, token)
-            self.hands.grant(session, device, token)
+            self.actions.grant(session, device, token)
 
     def started(self, session: str, token: int) -> None:
         assert self.holders[self.device[session]] == (session, token)
@@ -84,7 +84,7 @@ class Turns:
         if self.holders.get(device) != (session, token):
             return
         if self.queues[device]:
-            self.hands.preempt(session, token)
+            self.actions.preempt(session, token)
         else:
             asyncio.get_running_loop().call_later(self.quantum, self.over, session, token)
 

@@ -497,12 +497,12 @@ class Machine:
             allocator.allocators = list(self.allocators.values())
         self.controller = Counting(clock=clock, directory=self.directory)
         self.controller.answers = self.answers
-        self.hands = SchedulerActions(self.controller, self.notebooks, self.allocators)  # type: ignore[arg-type]
-        self.controller.begin(self.hands, {n: d.memory_total for n, d in self.devices.items()})
+        self.actions = SchedulerActions(self.controller, self.notebooks, self.allocators)  # type: ignore[arg-type]
+        self.controller.begin(self.actions, {n: d.memory_total for n, d in self.devices.items()})
 
     async def restart(self) -> None:
         """Kill the agent and all workers; the next agent continues with the same sessions."""
-        await self.hands.close()
+        await self.actions.close()
         controller, before = self.controller, list(self.notebooks.values())
         tasks = []
         for each in before:

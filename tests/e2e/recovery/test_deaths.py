@@ -36,6 +36,7 @@ from tests.integration.conftest import (
     command_of,
     kill_at_once,
     parent_of,
+    supervisor_of,
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -68,7 +68,7 @@ class Trial:
         await asyncio.gather(*tasks, return_exceptions=True)
         for each in list(self.machine.notebooks.values()):
             await each.close()
-        await self.machine.hands.close()
+        await self.machine.actions.close()
         self.check_empty()
 
     # Actions of users.

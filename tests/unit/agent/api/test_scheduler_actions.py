@@ -76,13 +76,13 @@ def run(do: Do, error: Exception | None = None) -> list[tuple[Any, ...]]:
         told = Told()
         session = Fake(told, error)
         there = SimpleNamespace(device=SimpleNamespace(id=THERE, memory_total=1))
-        hands = SchedulerActions(told, {"s": session}, {HERE: session.allocator, THERE: there})  # type: ignore
-        result = do(hands, session, told)
+        actions = SchedulerActions(told, {"s": session}, {HERE: session.allocator, THERE: there})  # type: ignore
+        result = do(actions, session, told)
         if result is not None:
             await result
         for _ in range(10):
             await asyncio.sleep(0)
-        await hands.close()
+        await actions.close()
         return told.calls
 
     return asyncio.run(main())
@@ -117,8 +117,8 @@ def test_a_failed_eviction_is_reported_as_stayed(act: str, error: Exception) -> 
     [("grant", (THERE, 7)), ("evict", (HERE, "makes room")), ("migrate", (HERE, THERE))],
 )
 def test_a_pin_in_between_is_heeded_and_answered(act: str, args: tuple[Any, ...]) -> None:
-    def do(hands: SchedulerActions, session: Fake, told: Told) -> None:
-        getattr(hands, act)("s", *args)
+    def do(actions: SchedulerActions, session: Fake, told: Told) -> None:
+        getattr(actions, act)("s", *args)
         session.preferences.pinned = True
 
     ((name, *rest),) = run(do)
@@ -128,8 +128,8 @@ def test_a_pin_in_between_is_heeded_and_answered(act: str, args: tuple[Any, ...]
 
 @pytest.mark.parametrize("act", ["evict", "migrate"])
 def test_a_session_that_migrated_meanwhile_is_left_alone(act: str) -> None:
-    def do(hands: SchedulerActions, session: Fake, told: Told) -> None:
-        getattr(hands, act)("s", HERE, THERE)
+    def do(actions: SchedulerActions, session: Fake, told: Told) -> None:
+        getattr(actions, act)("s", HERE, THERE)
         session.allocator = SimpleNamespace(device=SimpleNamespace(id="cpu:2"))
 
     ((name, _, device, _),) = run(do)
@@ -137,9 +137,9 @@ def test_a_session_that_migrated_meanwhile_is_left_alone(act: str) -> None:
 
 
 def test_a_preemption_that_overtakes_a_grant_is_answered_and_it_executes_nothing() -> None:
-    def do(hands: SchedulerActions, session: Fake, told: Told) -> None:
-        hands.grant("s", THERE, 7)
-        hands.preempt("s", 7)
+    def do(actions: SchedulerActions, session: Fake, told: Told) -> None:
+        actions.grant("s", THERE, 7)
+        actions.preempt("s", 7)
         assert not session.lease.held
 
     ((name, _, token, _),) = run(do)
@@ -147,12 +147,12 @@ def test_a_preemption_that_overtakes_a_grant_is_answered_and_it_executes_nothing
 
 
 def test_a_grant_that_was_overtaken_does_not_come_after_the_next_one() -> None:
-    async def do(hands: SchedulerActions, session: Fake, told: Told) -> None:
+    async def do(actions: SchedulerActions, session: Fake, told: Told) -> None:
         async with session.lock:
-            hands.grant("s", THERE, 7)
+            actions.grant("s", THERE, 7)
             await asyncio.sleep(0)
             session.lease.lost("")
-            hands.grant("s", HERE, 8)
+            actions.grant("s", HERE, 8)
         for _ in range(5):
             await asyncio.sleep(0)
         assert session.lease._token == 8
@@ -164,15 +164,15 @@ def test_a_grant_that_was_overtaken_does_not_come_after_the_next_one() -> None:
 def test_a_session_suspended_in_its_turn_requests_a_new_one(taken: bool) -> None:
     """Also while it is being preempted: otherwise it would count as being on its device forever."""
 
-    async def do(hands: SchedulerActions, session: Any, told: Told) -> None:
+    async def do(actions: SchedulerActions, session: Any, told: Told) -> None:
         async def never(*_: object) -> None:
             await asyncio.sleep(1000.0)
 
         session.device_state.worker = SimpleNamespace(take_lease=never)
         session.lease.ask()
-        hands.grant("s", HERE, 7)
+        actions.grant("s", HERE, 7)
         if taken:
-            hands.preempt("s", 7)
+            actions.preempt("s", 7)
             await asyncio.sleep(0)
         session.lease.suspended()
         assert not session.lease.held
@@ -184,7 +184,7 @@ def test_a_session_suspended_in_its_turn_requests_a_new_one(taken: bool) -> None
 
 
 def test_a_session_suspended_while_waiting_keeps_its_place() -> None:
-    def do(hands: SchedulerActions, session: Fake, told: Told) -> None:
+    def do(actions: SchedulerActions, session: Fake, told: Told) -> None:
         session.lease.ask()
         session.lease.suspended()
         assert session.lease.waiting
@@ -195,14 +195,14 @@ def test_a_session_suspended_while_waiting_keeps_its_place() -> None:
 def test_a_turn_that_cannot_be_ended_ends_the_session() -> None:
     """It is unknown whether it still executes, and another session must not execute meanwhile."""
 
-    async def do(hands: SchedulerActions, session: Any, told: Told) -> None:
+    async def do(actions: SchedulerActions, session: Any, told: Told) -> None:
         async def broken(*_: object) -> None:
             raise ValueError("A mistake.")
 
         session.device_state.worker = SimpleNamespace(take_lease=broken)
         session.fail = lambda why: told.failed(why)
-        hands.grant("s", HERE, 7)
-        hands.preempt("s", 7)
+        actions.grant("s", HERE, 7)
+        actions.preempt("s", 7)
 
     ((name, why),) = run(do)
     assert name == "failed"
