@@ -19,8 +19,8 @@ from jupyter_sing.simulator import openb, plot, report, workload
 from jupyter_sing.simulator.baselines import BASELINES
 from jupyter_sing.simulator.cluster import SimulatedCluster, SimulationError
 from jupyter_sing.simulator.generator import Parameters, generate
-from jupyter_sing.simulator.people import NOT_SIMULATED, described, people
 from jupyter_sing.simulator.run import Scheduler, Simulation, equals
+from jupyter_sing.simulator.users import NOT_SIMULATED, described, people
 from jupyter_sing.simulator.workload import GB, Workload, WorkloadError
 from kernelproxy.common.errors import ControlError
 

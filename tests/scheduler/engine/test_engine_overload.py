@@ -21,8 +21,8 @@ from jupyter_sing.scheduler.events import (
 from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.policy import parse
 from jupyter_sing.simulator.cluster import SimulatedCluster
-from jupyter_sing.simulator.people import people
 from jupyter_sing.simulator.run import Simulation
+from jupyter_sing.simulator.users import people
 from jupyter_sing.simulator.workload import GB, Cell, SimulatedSession, Workload, arranged
 
 LAB = Path(__file__).resolve().parents[3] / "docs" / "policies" / "lab.yaml"

@@ -12,8 +12,8 @@ from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.policy import parse
 from jupyter_sing.scheduler.settings import QuotaLimits, Tier
 from jupyter_sing.simulator.cluster import SimulatedCluster, SimulationError
-from jupyter_sing.simulator.people import described, people
 from jupyter_sing.simulator.run import SimulatedTerms, Simulation
+from jupyter_sing.simulator.users import described, people
 from jupyter_sing.simulator.workload import arranged
 from tests.scheduler.simulated import Audit, chance, ends, instant, session, waits
 
