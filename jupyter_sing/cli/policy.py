@@ -228,15 +228,15 @@ def _all(policy: Policy) -> str:
         )
         for each in described
     ]
-    people = [row for each in described for row in _people(each)]
+    users = [row for each in described for row in _user_rows(each)]
     others = _terms_text(policy.others) if admitted else "not admitted"
-    people.append((home if admitted else "", "others", others))
-    people.append(("", "all users", _terms_text(policy.defaults)))
+    users.append((home if admitted else "", "others", others))
+    users.append(("", "all users", _terms_text(policy.defaults)))
     parts = [
         f"cluster: {cluster_text(policy.cluster)}",
         f"{Table(('tier', *(NAMES[key] for key in TIER_TERMS)), tiers)}{_promises(policy)}",
         Table(("virtual cluster", "guaranteed", "weight", "all together"), clusters),
-        Table(("virtual cluster", "users", "terms"), people),
+        Table(("virtual cluster", "users", "terms"), users),
     ]
     return "\n\n".join(str(part) for part in parts)
 
@@ -266,7 +266,7 @@ def _devices(policy: Policy) -> int:
     return len(configured_devices())
 
 
-def _people(cluster: VirtualCluster) -> Iterator[tuple[str, str, str]]:
+def _user_rows(cluster: VirtualCluster) -> Iterator[tuple[str, str, str]]:
     """Yield a row for each user of a virtual cluster; users without terms share one row."""
     said = [(user.name, _terms_text(user)) for user in cluster.users]
     yield from ((cluster.name, name, text) for name, text in said if text)

@@ -20,7 +20,7 @@ from jupyter_sing.simulator.baselines import BASELINES
 from jupyter_sing.simulator.cluster import SimulatedCluster, SimulationError
 from jupyter_sing.simulator.generator import Parameters, generate
 from jupyter_sing.simulator.run import Scheduler, Simulation, equals
-from jupyter_sing.simulator.users import NOT_SIMULATED, described, people
+from jupyter_sing.simulator.users import NOT_SIMULATED, described, simulated_policy
 from jupyter_sing.simulator.workload import GB, Workload, WorkloadError
 from kernelproxy.common.errors import ControlError
 
@@ -88,9 +88,9 @@ def _simulation(
     devices, terms = cluster.devices(), equals
     settings, guarantees = None, None
     if policy is not None:
-        who = people(policy, found, devices)
-        settings, guarantees = who.settings, who.leases
-        terms = who.of
+        simulated = simulated_policy(policy, found, devices)
+        settings, guarantees = simulated.settings, simulated.leases
+        terms = simulated.of
     scheduler: Scheduler = (
         Engine(devices, settings, guarantees) if name == "sing" else BASELINES[name](devices)
     )

@@ -27,7 +27,7 @@ NOT_SIMULATED = "packing, idle times and quotas of disks are not simulated"
 
 
 @dataclass(frozen=True)
-class People:
+class SimulatedPolicy:
     """Effective policy of a workload.
 
     Parameters
@@ -48,7 +48,9 @@ class People:
         return self.terms[session.name]
 
 
-def people(policy: Policy, workload: Workload, devices: Sequence[DeviceSpec]) -> People:
+def simulated_policy(
+    policy: Policy, workload: Workload, devices: Sequence[DeviceSpec]
+) -> SimulatedPolicy:
     """Apply a policy to a workload on these devices; call it again for each run.
 
     Raises
@@ -70,7 +72,7 @@ def people(policy: Policy, workload: Workload, devices: Sequence[DeviceSpec]) ->
         terms[session.name] = SimulatedTerms(found.virtual_cluster, user, found.tier, found.weight)
         everybody[user] = replace(found, user=user)
     settings = numbers(policy, everybody.values(), EngineSettings())
-    return People(terms, settings, _leases(policy, devices))
+    return SimulatedPolicy(terms, settings, _leases(policy, devices))
 
 
 def _named(policy: Policy) -> list[str]:

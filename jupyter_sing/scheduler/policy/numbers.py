@@ -13,17 +13,17 @@ from jupyter_sing.scheduler.settings import EngineSettings, QuotaLimits, Tier
 _HOUR = 3600.0
 
 
-def numbers(policy: Policy, people: Iterable[UserPolicy], base: EngineSettings) -> EngineSettings:
+def numbers(policy: Policy, users: Iterable[UserPolicy], base: EngineSettings) -> EngineSettings:
     """Convert a policy to settings.
 
     Parameters
     ----------
-    people
+    users
         Effective policy of every user with sessions.
     base
         Settings that the policy does not contain.
     """
-    found = list(people)
+    found = list(users)
     terms = {tier: tier_terms(policy, tier) for tier in Tier}
     return replace(
         base,

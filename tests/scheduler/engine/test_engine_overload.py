@@ -22,7 +22,7 @@ from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.policy import parse
 from jupyter_sing.simulator.cluster import SimulatedCluster
 from jupyter_sing.simulator.run import Simulation
-from jupyter_sing.simulator.users import people
+from jupyter_sing.simulator.users import simulated_policy
 from jupyter_sing.simulator.workload import GB, Cell, SimulatedSession, Workload, arranged
 
 LAB = Path(__file__).resolve().parents[3] / "docs" / "policies" / "lab.yaml"
@@ -91,9 +91,9 @@ class WaitRecorder:
 def simulated(days: float, seed: int = 1) -> WaitRecorder:
     """Return the users of the lab on two devices instead of four, at three times their capacity."""
     workload, cluster = lab(days, 6.0, seed), SimulatedCluster(2)
-    who = people(parse(LAB.read_text()), workload, cluster.devices())
-    between = WaitRecorder(Engine(cluster.devices(), who.settings, who.leases))
-    Simulation(workload, cluster, between, who.of).run()
+    simulated = simulated_policy(parse(LAB.read_text()), workload, cluster.devices())
+    between = WaitRecorder(Engine(cluster.devices(), simulated.settings, simulated.leases))
+    Simulation(workload, cluster, between, simulated.of).run()
     return between
 
 

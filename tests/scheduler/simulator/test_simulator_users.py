@@ -13,7 +13,7 @@ from jupyter_sing.scheduler.policy import parse
 from jupyter_sing.scheduler.settings import QuotaLimits, Tier
 from jupyter_sing.simulator.cluster import SimulatedCluster, SimulationError
 from jupyter_sing.simulator.run import SimulatedTerms, Simulation
-from jupyter_sing.simulator.users import described, people
+from jupyter_sing.simulator.users import described, simulated_policy
 from jupyter_sing.simulator.workload import arranged
 from tests.scheduler.simulated import Audit, chance, ends, instant, session, waits
 
@@ -40,7 +40,7 @@ def test_sessions_are_those_of_their_users_or_go_around() -> None:
     policy = parse(TEXT)
     names = ["ada/x", "a", "b", "c", "d", "rosalind/y"]
     workload = arranged(session(name, (i, 1)) for i, name in enumerate(names))
-    found = people(policy, workload, instant(2).devices())
+    found = simulated_policy(policy, workload, instant(2).devices())
     assert dict(found.terms) == {
         "ada/x": SimulatedTerms("physics", "ada", Tier.PREMIUM, 3.0),
         "a": SimulatedTerms("physics", "ada", Tier.PREMIUM, 3.0),
@@ -57,12 +57,12 @@ def test_sessions_are_those_of_their_users_or_go_around() -> None:
 def test_users_not_admitted_are_named() -> None:
     workload = arranged([session("eve/x", (0, 1))])
     with pytest.raises(SimulationError, match="does not admit eve"):
-        people(parse(TEXT), workload, instant(2).devices())
+        simulated_policy(parse(TEXT), workload, instant(2).devices())
 
 
 def test_a_policy_without_names_makes_everybody_a_user() -> None:
     workload = arranged([session("a", (0, 1)), session("b", (1, 1))])
-    found = people(parse("defaults: {tier: basic}"), workload, instant(2).devices())
+    found = simulated_policy(parse("defaults: {tier: basic}"), workload, instant(2).devices())
     assert {terms.user for terms in found.terms.values()} == {"a", "b"}
     assert {terms.tier for terms in found.terms.values()} == {Tier.BASIC}
     assert found.leases is None
@@ -71,7 +71,7 @@ def test_a_policy_without_names_makes_everybody_a_user() -> None:
 def test_devices_must_do_for_the_guarantees() -> None:
     workload = arranged([session("ada/x", (0, 1))])
     with pytest.raises(SimulationError, match="too few for the policy"):
-        people(parse(TEXT), workload, instant(1).devices())
+        simulated_policy(parse(TEXT), workload, instant(1).devices())
 
 
 def test_a_guaranteed_device_is_given_back_when_it_is_wanted() -> None:
@@ -84,9 +84,9 @@ def test_a_guaranteed_device_is_given_back_when_it_is_wanted() -> None:
         ]
     )
     cluster = instant(2)
-    who = people(parse(TEXT), workload, cluster.devices())
-    audit = Audit(Engine(cluster.devices(), who.settings, who.leases))
-    outcome = Simulation(workload, cluster, audit, who.of).run()
+    simulated = simulated_policy(parse(TEXT), workload, cluster.devices())
+    audit = Audit(Engine(cluster.devices(), simulated.settings, simulated.leases))
+    outcome = Simulation(workload, cluster, audit, simulated.of).run()
     assert waits(outcome, "rosalind/z") == [pytest.approx(0.0, abs=2.0)]
     assert ends(outcome, "rosalind/z")[0] == pytest.approx(1100.0, abs=2.0)
     assert {record.vc for record in outcome.sessions} == {"physics", "biology"}
@@ -96,9 +96,9 @@ def test_nothing_is_lost_under_guarantees() -> None:
     workload = chance(4, sessions=20)
     policy = parse(TEXT.replace("devices_per_host: 2", "devices_per_host: 3"))
     cluster = SimulatedCluster(3, switch=0.5)
-    who = people(policy, workload, cluster.devices())
-    engine = Engine(cluster.devices(), who.settings, who.leases)
-    outcome = Simulation(workload, cluster, engine, who.of).run()
+    simulated = simulated_policy(policy, workload, cluster.devices())
+    engine = Engine(cluster.devices(), simulated.settings, simulated.leases)
+    outcome = Simulation(workload, cluster, engine, simulated.of).run()
     assert len(outcome.cells) == workload.cells
     assert outcome.executed == pytest.approx(workload.work)
 
@@ -109,9 +109,9 @@ def test_devices_have_the_names_that_the_policy_gives_them() -> None:
     assert (len(names), names[0], names[-1]) == (32, ("gpu1", "gpu1/0"), ("gpu4", "gpu4/7"))
     cluster = SimulatedCluster(32, names=names)
     workload = arranged([session(f"s{i}", (i, 5)) for i in range(6)])
-    who = people(policy, workload, cluster.devices())
-    engine = Engine(cluster.devices(), who.settings, who.leases)
-    assert len(Simulation(workload, cluster, engine, who.of).run().cells) == 6
+    simulated = simulated_policy(policy, workload, cluster.devices())
+    engine = Engine(cluster.devices(), simulated.settings, simulated.leases)
+    assert len(Simulation(workload, cluster, engine, simulated.of).run().cells) == 6
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_quotas_holds_and_percentages_are_those_of_the_policy() -> None:
     policy = parse((POLICIES / "lab.yaml").read_text("utf-8"))
     names = ["ada/x", "grace/x", "robot/x", "eve/x"]
     workload = arranged(session(name, (0, 1)) for name in names)
-    found = people(policy, workload, instant(4).devices()).settings
+    found = simulated_policy(policy, workload, instant(4).devices()).settings
     assert found.user_limits["lab", "ada"] == QuotaLimits(devices=2)
     assert found.user_limits["lab", "grace"] == QuotaLimits(devices=3)
     assert found.user_limits["lab", "robot"] == QuotaLimits(devices=4, gpu_seconds_per_day=86_400.0)
@@ -170,7 +170,7 @@ def test_quotas_holds_and_percentages_are_those_of_the_policy() -> None:
 def test_a_workload_that_the_policy_never_serves_ends_with_the_reason() -> None:
     policy = parse("defaults: {quotas: {devices: 0}}")
     workload = arranged([session("eve/x", (0, 1))])
-    who = people(policy, workload, instant(1).devices())
-    engine = Engine(instant(1).devices(), who.settings)
+    simulated = simulated_policy(policy, workload, instant(1).devices())
+    engine = Engine(instant(1).devices(), simulated.settings)
     with pytest.raises(SimulationError, match="The policy does not let eve use devices"):
-        Simulation(workload, instant(1), engine, who.of).run()
+        Simulation(workload, instant(1), engine, simulated.of).run()
