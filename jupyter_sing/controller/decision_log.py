@@ -14,7 +14,7 @@ from typing import Any
 
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.readable import quoted
-from kernelproxy.common.sqlite_writer import Scribe, opened
+from kernelproxy.common.sqlite_writer import SqliteWriter, opened
 
 log = logging.getLogger(__name__)
 
@@ -96,12 +96,12 @@ class DecisionLog:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._scribe = Scribe(directory / NAME, _SCHEMA, "Decisions")
+        self._writer = SqliteWriter(directory / NAME, _SCHEMA, "Decisions")
         self._noted = 0
 
     def note(self, entry: DecisionEntry) -> None:
         """Write a decision asynchronously."""
-        self._scribe.put(
+        self._writer.put(
             "INSERT INTO decisions (at, session, name, kind, reason) VALUES (?, ?, ?, ?, ?)",
             *astuple(entry),
         )
@@ -112,11 +112,11 @@ class DecisionLog:
     def _tidy(self) -> None:
         self._noted = 0
         oldest = "(SELECT max(number) FROM decisions) - ?"
-        self._scribe.put(f"DELETE FROM decisions WHERE number <= {oldest}", KEPT)
+        self._writer.put(f"DELETE FROM decisions WHERE number <= {oldest}", KEPT)
 
     def keep(self, accounts: SavedAccounts) -> None:
         """Write accounts asynchronously, replacing the previous ones."""
-        self._scribe.put(
+        self._writer.put(
             "REPLACE INTO accounts (only, at, sessions, accounts) VALUES (0, ?, ?, ?)",
             accounts.at,
             json.dumps(accounts.sessions),
@@ -126,7 +126,7 @@ class DecisionLog:
     def close(self) -> None:
         """Write what is left, and end."""
         self._tidy()
-        self._scribe.close()
+        self._writer.close()
 
 
 def read_accounts(directory: Path) -> SavedAccounts | None:

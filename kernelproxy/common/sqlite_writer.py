@@ -25,7 +25,7 @@ DAMAGED = ".damaged"
 _Statement = tuple[str, tuple[Any, ...]]
 
 
-class Scribe:
+class SqliteWriter:
     """Executes statements in a thread until `close`.
 
     Parameters
@@ -106,7 +106,7 @@ def opened(path: Path, schema: str | None = None) -> Iterator[sqlite3.Connection
     ----------
     path : Path
     schema : str, optional
-        As in `Scribe`; without it, the file is opened read-only.
+        As in `SqliteWriter`; without it, the file is opened read-only.
     """
     write = schema is not None
     if write and not path.exists():

@@ -31,7 +31,7 @@ from typing import Any, cast
 
 from kernelproxy.agent.status.timeline import Change, Span, Timeline, coarser, cut, merged
 from kernelproxy.common.protocol.views import ActivityView, DeviceActivityView, EventView
-from kernelproxy.common.sqlite_writer import Scribe, opened
+from kernelproxy.common.sqlite_writer import SqliteWriter, opened
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class ActivityStore:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._scribe = Scribe(directory / NAME, _SCHEMA, "What happens")
+        self._writer = SqliteWriter(directory / NAME, _SCHEMA, "What happens")
         self._noted = 0
 
     def begin(self, at: float, devices: Sequence[tuple[str, str, int]], *, kept: bool) -> None:
@@ -137,39 +137,39 @@ class ActivityStore:
             True if the supervisor started this daemon as soon as the last one ended.
         """
         lived = "?" if kept else f"min(?, ({_LIVED}))"
-        self._scribe.put(
+        self._writer.put(
             "INSERT INTO changes (at, session, device, state)"
             f" SELECT max(at, {lived}), session, device, '{AWAY}' FROM changes"
             f" WHERE {_LAST} AND state NOT IN ('{AWAY}', '{ENDED}')",
             at,
         )
-        self._scribe.put(
+        self._writer.put(
             "INSERT INTO memory (at, device, bytes)"
             f" SELECT {lived}, device, 0 FROM memory"
             " WHERE number IN (SELECT max(number) FROM memory GROUP BY device) AND bytes",
             at,
         )
-        self._scribe.put("DELETE FROM devices WHERE id NOT IN (SELECT device FROM changes)")
+        self._writer.put("DELETE FROM devices WHERE id NOT IN (SELECT device FROM changes)")
         for number, (name, kind, total) in enumerate(devices):
             values = name, number, kind, total
-            self._scribe.put("REPLACE INTO devices VALUES (?, ?, ?, ?)", *values)
+            self._writer.put("REPLACE INTO devices VALUES (?, ?, ?, ?)", *values)
         self._tidy(at)
 
     def taken_over(self) -> None:
         """Record as lost the sessions that were not recovered; called once the others are back."""
         left = f"FROM changes WHERE {_LAST} AND state = '{AWAY}'"
-        self._scribe.put(
+        self._writer.put(
             "INSERT INTO events (at, kind, session, device, text)"
             f" SELECT at, 'lost', session, device, 'The daemon ended, and the session too.' {left}"
         )
-        self._scribe.put(
+        self._writer.put(
             "INSERT INTO changes (at, session, device, state)"
             f" SELECT at, session, device, '{ENDED}' {left}"
         )
 
     def opened(self, session: str, uid: int, owner: str, name: str) -> None:
         """Record a session, with its user's uid and name."""
-        self._scribe.put("REPLACE INTO sessions VALUES (?, ?, ?, ?)", session, uid, owner, name)
+        self._writer.put("REPLACE INTO sessions VALUES (?, ?, ?, ?)", session, uid, owner, name)
 
     def changed(self, change: Change) -> None:
         """Record that a session is in another state, or on another device."""
@@ -198,15 +198,15 @@ class ActivityStore:
 
     def alive(self, at: float) -> None:
         """Record that the daemon is alive."""
-        self._scribe.put("REPLACE INTO alive VALUES (0, ?)", at)
+        self._writer.put("REPLACE INTO alive VALUES (0, ?)", at)
 
     def close(self, at: float) -> None:
         """Write what is left, and close the file."""
         self.alive(at)
-        self._scribe.close()
+        self._writer.close()
 
     def _put(self, statement: str, *values: Any) -> None:
-        self._scribe.put(statement, *values)
+        self._writer.put(statement, *values)
         self._noted += 1
         if self._noted >= TIDY_EVERY:
             self._tidy(time.time())
@@ -218,17 +218,17 @@ class ActivityStore:
         old = "WHERE (at < ? OR number <= (SELECT max(number) FROM {0}) - ?)"
         last = "number NOT IN (SELECT max(number) FROM {0} WHERE at < ? GROUP BY {1})"
         for table, of in (("changes", "session"), ("memory", "device")):
-            self._scribe.put(
+            self._writer.put(
                 f"DELETE FROM {table} {old.format(table)} AND {last.format(table, of)}"
                 f" AND {last.format(table, of)}",
                 horizon, KEPT, horizon, math.inf,
             )  # fmt: skip
         for table in ("events", "executed"):
-            self._scribe.put(f"DELETE FROM {table} {old.format(table)}", horizon, KEPT)
-        self._scribe.put(
+            self._writer.put(f"DELETE FROM {table} {old.format(table)}", horizon, KEPT)
+        self._writer.put(
             f"DELETE FROM changes WHERE at < ? AND state = '{ENDED}' AND {_LAST}", horizon
         )
-        self._scribe.put(
+        self._writer.put(
             "DELETE FROM sessions WHERE session NOT IN"
             " (SELECT session FROM changes UNION SELECT session FROM events)"
         )

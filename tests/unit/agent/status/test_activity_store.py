@@ -98,7 +98,7 @@ def test_open_spans_of_a_dead_daemon_end_at_its_last_sign_of_life(tmp_path: Path
     change(record, 4, "ended", "d")
     record.used(NOW + 4, "cpu:0", 7)
     record.alive(NOW + 5)
-    record._scribe.close()  # killed
+    record._writer.close()  # killed
     begun(tmp_path, NOW + 100).close(NOW + 101)
     assert held(tmp_path, 200) == [("a", "cpu:0", "running", 1, 5), ("b", "cpu:0", "idle", 2, 5)]
     assert kinds(tmp_path) == [("lost", "a"), ("lost", "b"), ("lost", "c")]
@@ -113,7 +113,7 @@ def test_sessions_that_the_next_agent_takes_over_go_on(tmp_path: Path) -> None:
     record = begun(tmp_path)
     for session in ("a", "b"):
         change(record, 1, "running", session)
-    record._scribe.close()
+    record._writer.close()
     record = ActivityStore(tmp_path)
     record.begin(NOW + 10, DEVICES, kept=True)  # its supervisor has seen the end
     change(record, 11, "unused", "a")
