@@ -92,7 +92,7 @@ def aligned_memory(count: int) -> memoryview:
     return memoryview(memory)[begin : begin + count]
 
 
-class Desk:
+class ChunkBuffer:
     """I/O buffer of one thread: memory for one chunk's file, with compressor and decompressor.
 
     Parameters
@@ -188,8 +188,8 @@ class Desk:
         return room
 
 
-class Desks:
-    """Pool of I/O buffers (`Desk`), kept for the next job because they are slow to allocate.
+class BufferPool:
+    """Pool of I/O buffers (`ChunkBuffer`), kept for the next job because they are slow to allocate.
 
     Huge pages must be cleared. In a virtual machine whose host has reclaimed free memory, that time
     is spent waiting for the host.
@@ -202,11 +202,11 @@ class Desks:
 
     def __init__(self, kept_max: int = 8) -> None:
         self._kept_max = kept_max
-        self._kept: list[Desk] = []
+        self._kept: list[ChunkBuffer] = []
         self._lock = threading.Lock()
 
     @contextmanager
-    def lend(self, chunk_bytes: int) -> Iterator[Callable[[], Desk]]:
+    def lend(self, chunk_bytes: int) -> Iterator[Callable[[], ChunkBuffer]]:
         """Lend buffers for chunks of a given length until the end of the context.
 
         Yields
@@ -214,25 +214,25 @@ class Desks:
         callable
             Returns a buffer, to any thread. All threads must have finished when the context ends.
         """
-        lent: list[Desk] = []
+        lent: list[ChunkBuffer] = []
 
-        def take() -> Desk:
+        def take() -> ChunkBuffer:
             with self._lock:
                 while self._kept:
-                    desk = self._kept.pop()
-                    if desk.chunk_bytes == chunk_bytes:
+                    buffer = self._kept.pop()
+                    if buffer.chunk_bytes == chunk_bytes:
                         break
                 else:
-                    desk = Desk(chunk_bytes)
-                lent.append(desk)
-            return desk
+                    buffer = ChunkBuffer(chunk_bytes)
+                lent.append(buffer)
+            return buffer
 
         yield take
         # Not after an error: a thread might still use its buffer.
         with self._lock:
-            for desk in lent[: self._kept_max - len(self._kept)]:
-                desk.forget()
-                self._kept.append(desk)
+            for buffer in lent[: self._kept_max - len(self._kept)]:
+                buffer.forget()
+                self._kept.append(buffer)
 
 
 class ChunkFiles:
@@ -274,7 +274,7 @@ class ChunkFiles:
             return False
         return stat.S_ISREG(found.st_mode) and found.st_size == stored
 
-    def write(self, desk: Desk, key: str, count: int) -> int:
+    def write(self, buffer: ChunkBuffer, key: str, count: int) -> int:
         """Write the content of a buffer to the chunk's file.
 
         Returns
@@ -282,12 +282,12 @@ class ChunkFiles:
         int
             Length of the file.
         """
-        length = desk.seal(count)
+        length = buffer.seal(count)
         temporary = self.temporary / secrets.token_hex(8)
         try:
             fd = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
-                _write_all(fd, desk.file[:length])
+                _write_all(fd, buffer.file[:length])
                 os.fdatasync(fd)
             finally:
                 os.close(fd)
@@ -302,11 +302,11 @@ class ChunkFiles:
             raise
         return length
 
-    def read(self, desk: Desk, key: str, size: Size) -> memoryview:
+    def read(self, buffer: ChunkBuffer, key: str, size: Size) -> memoryview:
         """Read a chunk and return its verified content, in the buffer's memory: see `verified`."""
-        return self.verified(desk, self.load(desk, key), key, size)
+        return self.verified(buffer, self.load(buffer, key), key, size)
 
-    def load(self, desk: Desk, key: str) -> int:
+    def load(self, buffer: ChunkBuffer, key: str) -> int:
         """Read the file of a chunk into the buffer, without verification.
 
         Returns
@@ -327,11 +327,11 @@ class ChunkFiles:
             raise StoreError(f"The chunk {key} is missing.", "missing") from None
         try:
             length = os.fstat(fd).st_size
-            if not 0 < length <= len(desk.file) or length % BLOCK_BYTES:
+            if not 0 < length <= len(buffer.file) or length % BLOCK_BYTES:
                 return 0
             done = 0
             while done < length:
-                step = os.preadv(fd, [desk.file[done:length]], done)
+                step = os.preadv(fd, [buffer.file[done:length]], done)
                 if not step:
                     return 0
                 done += step
@@ -339,7 +339,7 @@ class ChunkFiles:
         finally:
             os.close(fd)
 
-    def verified(self, desk: Desk, length: int, key: str, size: Size) -> memoryview:
+    def verified(self, buffer: ChunkBuffer, length: int, key: str, size: Size) -> memoryview:
         """Verify a chunk whose file was loaded, and return its content in the buffer's memory.
 
         The file of a damaged chunk is renamed, so that the next `put` of these bytes writes them
@@ -351,11 +351,11 @@ class ChunkFiles:
             ``missing`` or ``damaged``.
         """
         try:
-            return _content(desk, length, key, size)
+            return _content(buffer, length, key, size)
         except ValueError:
             # Retry once: it may be a read error, and not damage on disk.
             try:
-                return _content(desk, self.load(desk, key), key, size)
+                return _content(buffer, self.load(buffer, key), key, size)
             except ValueError as error:
                 path = self.path(key)
                 with suppress(OSError):
@@ -363,9 +363,9 @@ class ChunkFiles:
                 raise StoreError(f"The chunk {key} is damaged: {error}.", "damaged") from error
 
 
-def _content(desk: Desk, length: int, key: str, size: Size) -> memoryview:
+def _content(buffer: ChunkBuffer, length: int, key: str, size: Size) -> memoryview:
     """Return the content of a loaded file; raises ValueError if it does not match the key."""
-    content = desk.open(length)
+    content = buffer.open(length)
     if len(content) != size.content or hash_of(content) != key:
         raise ValueError("its hash is wrong")
     return content

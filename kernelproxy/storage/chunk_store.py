@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from kernelproxy.common.errors import InternalError, StoreError
-from kernelproxy.storage.chunk_file import ChunkFiles, Desks, store_errors, sync_directory
+from kernelproxy.storage.chunk_file import BufferPool, ChunkFiles, store_errors, sync_directory
 from kernelproxy.storage.gc import RemovedFiles, collect
 from kernelproxy.storage.manifest import (
     CHUNK_BYTES_MAX,
@@ -82,7 +82,7 @@ class ChunkStore:
         self.root, self.limits, self._beside = root, limits, beside
         self._chunk_bytes, self._lock_seconds = chunk_bytes, lock_seconds
         self._threads, self._get_threads = threads, get_threads
-        self._files, self._desks, self._shelf = ChunkFiles(root), Desks(), Shelf(root)
+        self._files, self._buffer_pool, self._shelf = ChunkFiles(root), BufferPool(), Shelf(root)
         with store_errors(f"use the store {root}"):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for directory in (self._files.chunks, self._files.temporary, self._shelf.directory):
@@ -159,7 +159,12 @@ class ChunkStore:
         place = self._shelf.path(label.owner, label.name)
         named = ChunkUsage(self._shelf.entries()).chunks
         putting = Putting(
-            self._files, self._desks, named, self._allowance(label), self._chunk_bytes, progress
+            self._files,
+            self._buffer_pool,
+            named,
+            self._allowance(label),
+            self._chunk_bytes,
+            progress,
         )
         blob_keys = {name: putting.add_blob(content) for name, content in blobs.items()}
         extent_keys = putting.add_extents(fd, extents, previous)
@@ -254,7 +259,7 @@ class ChunkStore:
         """
         cancel = cancel or Cancel()
         getting = SnapshotRead(
-            self._files, self._desks, manifest, fd, on_extent, next_wanted, progress
+            self._files, self._buffer_pool, manifest, fd, on_extent, next_wanted, progress
         )
         name = manifest.label.name
         with store_errors(f"read {name}"), self._lock(shared=True, cancel=cancel):
@@ -327,13 +332,13 @@ class ChunkStore:
         with (
             store_errors(f"read {manifest.label.name}"),
             self._lock(shared=True, cancel=cancel),
-            self._desks.lend(manifest.chunk_bytes) as take_desk,
+            self._buffer_pool.lend(manifest.chunk_bytes) as take_buffer,
         ):
-            desk = take_desk()
+            buffer = take_buffer()
             for name in names:
                 for key in manifest.blobs[name].chunks:
                     cancel.check()
-                    take(name, self._files.read(desk, key, manifest.chunks[key]))
+                    take(name, self._files.read(buffer, key, manifest.chunks[key]))
 
     # ---------------------------------------------------------------- maintenance
 

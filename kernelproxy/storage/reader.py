@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from kernelproxy.storage.chunk_file import ChunkFiles, Desk, Desks
+from kernelproxy.storage.chunk_file import BufferPool, ChunkBuffer, ChunkFiles
 from kernelproxy.storage.manifest import Manifest, cut
 from kernelproxy.storage.threads import Cancel, work_together
 
@@ -36,7 +36,7 @@ class _Loaded(NamedTuple):
     """A chunk's file as it was read, and its length in the buffer."""
 
     piece: _ChunkRead
-    desk: Desk
+    buffer: ChunkBuffer
     length: int
 
 
@@ -44,7 +44,7 @@ class _Checked(NamedTuple):
     """The verified content of a chunk, in the buffer's memory."""
 
     piece: _ChunkRead
-    desk: Desk
+    buffer: ChunkBuffer
     content: memoryview
 
 
@@ -55,7 +55,7 @@ class SnapshotRead:
     ----------
     files : ChunkFiles
         Files of the chunks.
-    desks : Desks
+    buffer_pool : BufferPool
         Pool of I/O buffers.
     manifest : Manifest
         Manifest of the snapshot.
@@ -68,14 +68,14 @@ class SnapshotRead:
     def __init__(
         self,
         files: ChunkFiles,
-        desks: Desks,
+        buffer_pool: BufferPool,
         manifest: Manifest,
         fd: int,
         on_extent: Callable[[int], object] | None,
         next_wanted: Callable[[], int | None] | None,
         progress: Callable[[int], object] | None = None,
     ) -> None:
-        self._files, self._desks, self._manifest, self._fd = files, desks, manifest, fd
+        self._files, self._buffer_pool, self._manifest, self._fd = files, buffer_pool, manifest, fd
         self._on_extent, self._next_wanted = on_extent, next_wanted
         self._progress = progress
         self._pieces = [
@@ -87,9 +87,9 @@ class SnapshotRead:
         self._current: int | None = None
         self._lock = threading.Lock()
         self._failed = False
-        self._checkers = self._readers = self._reading = self._checking = self._desks_left = 0
+        self._checkers = self._readers = self._reading = self._checking = self._buffers_left = 0
         # At its end, each queue has one None for each of its consumers.
-        self._free: SimpleQueue[Desk | None] = SimpleQueue()
+        self._free: SimpleQueue[ChunkBuffer | None] = SimpleQueue()
         self._loaded: SimpleQueue[_Loaded | None] = SimpleQueue()
         self._checked: SimpleQueue[_Checked | None] = SimpleQueue()
 
@@ -98,7 +98,7 @@ class SnapshotRead:
         for index, left in enumerate(self._left):
             if not left:
                 self._finished(index)
-        with self._desks.lend(self._manifest.chunk_bytes) as self._take_desk:
+        with self._buffer_pool.lend(self._manifest.chunk_bytes) as self._take_buffer:
             if min(threads, sum(self._left)) < _APART:
                 work_together(1, self._one_by_one, cancel)
             else:
@@ -107,7 +107,7 @@ class SnapshotRead:
     def _run_apart(self, threads: int, cancel: Cancel) -> None:
         self._checkers = self._checking = threads // _APART
         self._readers = self._reading = threads - self._checkers - 1
-        self._desks_left = threads + _WAITING
+        self._buffers_left = threads + _WAITING
         roles = iter(
             [self._read_all] * self._readers
             + [self._check_all] * self._checkers
@@ -123,12 +123,14 @@ class SnapshotRead:
 
     def _one_by_one(self) -> Callable[[], bool]:
         """Return a step in which one thread reads, verifies and writes a chunk."""
-        desk = self._take_desk()
+        buffer = self._take_buffer()
 
         def step() -> bool:
             piece = self._take()
             if piece is not None:
-                self._write(self._check(_Loaded(piece, desk, self._files.load(desk, piece.key))))
+                self._write(
+                    self._check(_Loaded(piece, buffer, self._files.load(buffer, piece.key)))
+                )
             return piece is not None
 
         return step
@@ -144,7 +146,7 @@ class SnapshotRead:
 
     def _read_all(self, cancel: Cancel) -> bool:
         """Read chunks into buffers until none is left."""
-        while (desk := self._find_desk()) is not None and not self._failed:
+        while (buffer := self._find_buffer()) is not None and not self._failed:
             cancel.check()
             with self._lock:
                 piece = self._take()
@@ -154,15 +156,15 @@ class SnapshotRead:
                         for _ in range(self._checkers):
                             self._loaded.put(None)
                     break
-            self._loaded.put(_Loaded(piece, desk, self._files.load(desk, piece.key)))
+            self._loaded.put(_Loaded(piece, buffer, self._files.load(buffer, piece.key)))
         return False
 
-    def _find_desk(self) -> Desk | None:
+    def _find_buffer(self) -> ChunkBuffer | None:
         """Return a new or free buffer, and wait until there is one; None: the job has failed."""
         with self._lock:
-            make = self._free.empty() and self._desks_left > 0
-            self._desks_left -= make
-        return self._take_desk() if make else self._free.get()
+            make = self._free.empty() and self._buffers_left > 0
+            self._buffers_left -= make
+        return self._take_buffer() if make else self._free.get()
 
     def _check_all(self, cancel: Cancel) -> bool:
         """Verify chunks that were read."""
@@ -176,16 +178,16 @@ class SnapshotRead:
         return False
 
     def _check(self, loaded: _Loaded) -> _Checked:
-        (_, _, key), desk, length = loaded
-        content = self._files.verified(desk, length, key, self._manifest.chunks[key])
-        return _Checked(loaded.piece, desk, content)
+        (_, _, key), buffer, length = loaded
+        content = self._files.verified(buffer, length, key, self._manifest.chunks[key])
+        return _Checked(loaded.piece, buffer, content)
 
     def _write_all(self, cancel: Cancel) -> bool:
         """Write verified chunks. Only one thread does, as the OS serialises writes to a file."""
         while (checked := self._checked.get()) is not None and not self._failed:
             cancel.check()
             self._write(checked)
-            self._free.put(checked.desk)
+            self._free.put(checked.buffer)
         return False
 
     def _write(self, checked: _Checked) -> None:

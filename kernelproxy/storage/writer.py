@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelproxy.common.errors import InternalError, StoreError
-from kernelproxy.storage.chunk_file import ChunkFiles, Desk, Desks, sync_directory
+from kernelproxy.storage.chunk_file import BufferPool, ChunkBuffer, ChunkFiles, sync_directory
 from kernelproxy.storage.manifest import Extent, Manifest, Size, cut
 from kernelproxy.storage.optional_deps import hash_of
 from kernelproxy.storage.quota import RemainingQuota
@@ -71,7 +71,7 @@ class Putting:
     ----------
     files : ChunkFiles
         Files of the chunks.
-    desks : Desks
+    buffer_pool : BufferPool
         Pool of I/O buffers.
     named : dict of str to int
         Lengths of the files of all chunks that published manifests name.
@@ -86,7 +86,7 @@ class Putting:
     def __init__(
         self,
         files: ChunkFiles,
-        desks: Desks,
+        buffer_pool: BufferPool,
         named: Mapping[str, int],
         allowance: RemainingQuota,
         chunk_bytes: int,
@@ -95,7 +95,7 @@ class Putting:
         #: Every chunk so far.
         self.chunks: dict[str, Size] = {}
         self._files, self._named, self._allowance = files, named, allowance
-        self._desks = desks
+        self._buffer_pool = buffer_pool
         self._chunk_bytes, self._progress = chunk_bytes, progress
         self._pieces: list[_ChunkWrite] = []
         self._done = self._total = 0
@@ -170,16 +170,16 @@ class Putting:
         pieces = iter(self._pieces)
         self._report(0)
 
-        with self._desks.lend(self._chunk_bytes) as take_desk:
+        with self._buffer_pool.lend(self._chunk_bytes) as take_buffer:
 
             def begin() -> Callable[[], bool]:
-                desk = take_desk()
+                buffer = take_buffer()
 
                 def step() -> bool:
                     with self._lock:
                         piece = next(pieces, None)
                     if piece is not None:
-                        self._store(desk, piece)
+                        self._store(buffer, piece)
                     return piece is not None
 
                 return step
@@ -187,19 +187,19 @@ class Putting:
             work_together(max(1, min(threads, len(self._pieces))), begin, cancel)
         self._sync(cancel)
 
-    def _store(self, desk: Desk, piece: _ChunkWrite) -> None:
-        content = desk.content(piece.count)
+    def _store(self, buffer: ChunkBuffer, piece: _ChunkWrite) -> None:
+        content = buffer.content(piece.count)
         piece.fill(content, piece.offset)
         key = hash_of(content)
         if key not in self.chunks:
-            stored = self._keep(desk, key, piece.count)
+            stored = self._keep(buffer, key, piece.count)
             with self._lock:
                 self._note(key, Size(piece.count, stored))
         piece.keys[piece.number] = key
         with self._lock:
             self._report(piece.count)
 
-    def _keep(self, desk: Desk, key: str, count: int) -> int:
+    def _keep(self, buffer: ChunkBuffer, key: str, count: int) -> int:
         """Ensure that the content of a buffer is stored; return the length of its file."""
         stored = self._named.get(key)
         if stored is not None and self._files.has(key, stored):
@@ -207,7 +207,7 @@ class Putting:
         # Another process that stores the same chunk may be killed before its sync.
         self._unsynced.add(key[:2])
         found = self._files.find(key, count)
-        return self._files.write(desk, key, count) if found is None else found
+        return self._files.write(buffer, key, count) if found is None else found
 
     def _note(self, key: str, size: Size) -> None:
         if key not in self.chunks:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kernelproxy.common.errors import InternalError, StoreError
-from kernelproxy.storage.chunk_file import Desks
+from kernelproxy.storage.chunk_file import BufferPool
 from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.manifest import Extent, Label, Manifest
 from kernelproxy.storage.quota import StoreLimits
@@ -375,25 +375,25 @@ def test_reading_by_several_threads_can_be_cancelled(tmp_path: Path, make_arena:
     assert not [thread for thread in threading.enumerate() if thread.name == "sing-store"]
 
 
-def test_desks_are_kept_for_the_next_job_but_not_after_an_error() -> None:
-    desks = Desks(kept_max=2)
-    with desks.lend(CHUNK) as take:
-        first = {id(desk): desk for desk in (take(), take(), take())}
+def test_buffers_are_kept_for_the_next_job_but_not_after_an_error() -> None:
+    buffer_pool = BufferPool(kept_max=2)
+    with buffer_pool.lend(CHUNK) as take:
+        first = {id(buffer): buffer for buffer in (take(), take(), take())}
     assert len(first) == 3
-    with desks.lend(CHUNK) as take:
+    with buffer_pool.lend(CHUNK) as take:
         kept = [take(), take(), take()]
-    assert sum(id(desk) in first for desk in kept) == 2
+    assert sum(id(buffer) in first for buffer in kept) == 2
 
     def fail() -> None:
-        with desks.lend(CHUNK) as take:
+        with buffer_pool.lend(CHUNK) as take:
             kept[:] = [take(), take()]
             raise LookupError
 
     with pytest.raises(LookupError):
         fail()
-    with desks.lend(CHUNK) as take:
+    with buffer_pool.lend(CHUNK) as take:
         assert take() not in kept
-    with desks.lend(2 * CHUNK) as take:
+    with buffer_pool.lend(2 * CHUNK) as take:
         assert take().chunk_bytes == 2 * CHUNK
 
 
