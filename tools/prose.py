@@ -59,13 +59,30 @@ _LITERAL = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|`[^`]*`")
 _SENTENCE_WORDS_MIN = 3
 #: Words of identifiers, alone or as a part of one, and the term of the field.
 DIALECT = {
+    "agenda": "timers",
     "attendant": "kernel host",
+    "desk": "I/O buffer",
+    "desks": "pool of I/O buffers",
+    "hands": "actions",
     "hungup": "disconnected",
+    "keeper": "supervisor",
+    "knock": "request a process",
+    "knocked": "a process is requested",
+    "knocking": "requests a process",
+    "knocks": "requests a process",
+    "people": "users",
     "putback": "restored files",
+    "rides": "guest",
+    "scribe": "writer",
+    "stuck": "failed, remains",
+    "switchboard": "ZMQ proxy",
+    "tend": "serve, manage; what is due",
+    "tended": "managed",
+    "tender": "process manager",
     "whereabouts": "object path",
 }
 #: Identifiers that other versions or the disk know.
-ON_THE_WIRE: frozenset[str] = frozenset()
+ON_THE_WIRE = frozenset({"Knock", "Tend", "tended"})
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 #: A test is called after its subject, and what is expected of it.
 _TEST_OPENING = re.compile(

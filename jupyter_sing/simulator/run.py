@@ -175,11 +175,11 @@ class Simulation:
                 in_vain += 1
                 if in_vain > TICKS_IN_VAIN_MAX:
                     raise SimulationError(
-                        f"Ticks without end at {self._now:.3f} s: {self._stuck()}"
+                        f"Ticks without end at {self._now:.3f} s: {self._waiting_text()}"
                     )
                 continue
             if not self._heap:
-                raise SimulationError(f"Nothing is decided any more: {self._stuck()}")
+                raise SimulationError(f"Nothing is decided any more: {self._waiting_text()}")
             at, _, do = heapq.heappop(self._heap)
             self._advance(at)
             do()
@@ -190,7 +190,7 @@ class Simulation:
             do()
         return self._outcome
 
-    def _stuck(self) -> str:
+    def _waiting_text(self) -> str:
         names = [name for name, run in self._runs.items() if run.waiting and run.started is None]
         why = next((f": {self._said[name]}" for name in names if name in self._said), "")
         return f"{len(names)} sessions wait ({', '.join(names[:3])}, …){why}"

@@ -107,11 +107,11 @@ _RACK = ClusterPolicy(
 def policies(draw: st.DrawFn) -> Policy:
     """Valid policies: every user is named once, and guarantees are possible."""
     cluster_names = draw(st.lists(names, unique=True, max_size=3))
-    people = draw(st.lists(users, unique=True, max_size=8))
+    user_names = draw(st.lists(users, unique=True, max_size=8))
     form = draw(st.sampled_from(("none", "hosts", "cells")))
     clusters = []
     for index, name in enumerate(cluster_names):
-        mine = people[index :: len(cluster_names)]
+        mine = user_names[index :: len(cluster_names)]
         cut = draw(st.integers(0, len(mine)))
         first = index == 0
         clusters.append(

@@ -75,7 +75,7 @@ class Spiller:
         """Return the bytes that its user may still use on disk; raises StoreError."""
         return self._host.cold.left(self._core.user)
 
-    def as_parked(self) -> SuspendedState | None:
+    def as_suspended(self) -> SuspendedState | None:
         """See `HostMemoryUser`."""
         core, state = self._core, self._state
         parked = core.state is State.SUSPENDED and state.worker is None and state.snapshot

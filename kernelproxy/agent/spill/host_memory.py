@@ -39,7 +39,7 @@ class HostMemoryUser(Protocol):
     def lock_taken(self) -> bool:
         """True while its lock is taken, so whether it can be spilled is not known yet."""
 
-    def as_parked(self) -> SuspendedState | None:
+    def as_suspended(self) -> SuspendedState | None:
         """Return its state as one that can be spilled; None if it cannot be now."""
 
     async def spill(self) -> bool:
@@ -141,7 +141,7 @@ class HostMemory:
                 self._timer.cancel()
             now, guests = time.monotonic(), {each.id: each for each in self._guests()}
             self._undecided = {each.id for each in guests.values() if each.lock_taken}
-            found = [p for each in guests.values() if (p := each.as_parked())]
+            found = [p for each in guests.values() if (p := each.as_suspended())]
             parked = [each for each in found if self._refused.get(each.session, 0.0) <= now]
             excess = sum(each.host_bytes for each in guests.values()) - self._budget
             for name in choose_cold(parked, excess, now, self._cold_after):

@@ -56,10 +56,10 @@ class Trouble:
         while not self._done.wait(self._chance.uniform(0.0, 0.8)):
             if self.agents < AGENT_DEATHS and self._chance.random() < 0.1:
                 self._kill_agent()
-            elif self.workers < DEATHS and not self._stuck():
+            elif self.workers < DEATHS and not self._makes_no_progress():
                 self._kill_worker()
 
-    def _stuck(self) -> bool:
+    def _makes_no_progress(self) -> bool:
         seen = self._progress()
         if seen != self._seen:
             self._seen, self._in_a_row = seen, 0

@@ -249,7 +249,7 @@ def test_a_kernel_that_is_interrupted_keeps_its_session(toy_host: StartHost) -> 
     assert client.read() == client.state
 
 
-def test_only_the_kernel_hands_its_notebook_over(toy_host: StartHost) -> None:
+def test_a_notebook_is_accepted_from_its_kernel_only(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
     program = (

@@ -472,9 +472,9 @@ def test_a_launcher_that_is_killed_takes_all_with_it(
 
 
 def test_the_lifeline_ends_all(form: Form) -> None:
-    keeper, lifeline = os.pipe()  # the reading end is watched, the other one is held
-    with closing(sandboxed.start_program(form, lifeline_fd=keeper)) as program:
-        os.close(keeper)
+    watched_fd, lifeline = os.pipe()  # the reading end is watched, the other one is held
+    with closing(sandboxed.start_program(form, lifeline_fd=watched_fd)) as program:
+        os.close(watched_fd)
         with watched(program.pid) as fd:
             assert program.ask("1 + 1") == 2
             os.close(lifeline)

@@ -514,7 +514,7 @@ def test_a_session_on_two_devices_moves_only_when_both_are_left() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "words"), [(1, "1 session waits"), (2, "2 sessions wait")])
-def test_reasons_are_clauses_for_people(waiting: int, words: str) -> None:
+def test_reasons_are_readable_clauses(waiting: int, words: str) -> None:
     host = controller()
     for index in range(waiting + 1):
         host.open(f"s{index}", GB)

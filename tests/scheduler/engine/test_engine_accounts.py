@@ -20,7 +20,7 @@ from tests.doubles.scheduler.controller import FakeController
 GB = 10**9
 SETTINGS = EngineSettings(quanta=(1.0, 2.0, 4.0, 8.0))
 DEVICES = [DeviceSpec(f"node0/gpu{index}", 16 * GB) for index in range(2)]
-PEOPLE = {
+SESSION_TERMS = {
     "a0": ("lab", "ann", Tier.STANDARD),
     "a1": ("lab", "ann", Tier.STANDARD),
     "a2": ("lab", "ann", Tier.BASIC),
@@ -46,7 +46,7 @@ def host_of(
 
 
 def populate(host: FakeController) -> None:
-    for name, (vc, user, tier) in PEOPLE.items():
+    for name, (vc, user, tier) in SESSION_TERMS.items():
         host.open(name, GB, vc=vc, user=user, tier=tier)
 
 
@@ -87,7 +87,7 @@ def decided(host: FakeController, since: float) -> list[str]:
 
 cells = st.lists(
     st.tuples(
-        st.sampled_from(sorted(PEOPLE)),
+        st.sampled_from(sorted(SESSION_TERMS)),
         st.sampled_from([0.25, 1.5, 12.0, 200.0]),
         st.sampled_from([0.0, 0.5, 16.0]),
     ),
@@ -109,7 +109,7 @@ def test_the_same_is_decided_as_without_a_restart(
     ended(old)
     now = old.now
     new = host_of(written(old.engine, now), now)
-    for name, (vc, user, tier) in PEOPLE.items():
+    for name, (vc, user, tier) in SESSION_TERMS.items():
         home = next(iter(old.notebooks[name].homes), None)
         new.open(name, GB, vc=vc, user=user, tier=tier, device=home)
     want_too_much(new)
@@ -143,7 +143,7 @@ def test_nothing_is_lost_or_gained(before: list[tuple[str, float, float]]) -> No
 
 
 def test_writing_down_changes_nothing() -> None:
-    script = [(name, 12.0, 0.5) for name in PEOPLE] * 3
+    script = [(name, 12.0, 0.5) for name in SESSION_TERMS] * 3
     one, other = host_of(), host_of()
     for host in (one, other):
         populate(host)
@@ -225,7 +225,7 @@ def test_sessions_that_are_not_opened_again_are_kept_for_an_hour() -> None:
     populate(old)
     play(old, [("a0", 10.0, 20.0)])
     new = Engine(DEVICES, accounts=written(old.engine, old.now), now=0.0)
-    assert [e["session"] for e in new.accounts(3000.0)["sessions"]] == sorted(PEOPLE)
+    assert [e["session"] for e in new.accounts(3000.0)["sessions"]] == sorted(SESSION_TERMS)
     assert new.accounts(4000.0)["sessions"] == []
 
 

@@ -46,7 +46,7 @@ def test_json_is_that_of_the_interface(rows: str, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == printed
 
 
-def test_people_get_a_table(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_get_a_table(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["simulate", "--workload", rows, "--gpus", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 sessions, 3 cells, 2 devices, offered load 40 %"

@@ -100,7 +100,7 @@ def test_the_largest_files_are_left_out_with_their_sizes(tmp_path: Path) -> None
         (5 << 40, "5120.0 GiB"),
     ],
 )
-def test_sizes_are_for_people(size: int, text: str) -> None:
+def test_sizes_are_readable(size: int, text: str) -> None:
     assert bytes_text(size) == text
 
 
@@ -138,7 +138,7 @@ def test_defaults_leave_out_caches_and_systems(path: str, excluded: bool) -> Non
     assert (Path(path) in Exclusion(default_exclusions(environ))) == excluded
 
 
-def test_patterns_are_those_of_people() -> None:
+def test_patterns_of_users_exclude_paths() -> None:
     exclusion = Exclusion(["~/scratch/", "*.tmp", "/data/[ab]", ""])
     assert Path.home() / "scratch" / "x" in exclusion
     assert Path("/x/y.tmp") in exclusion

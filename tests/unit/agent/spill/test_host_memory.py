@@ -26,7 +26,7 @@ class SpillableSession:
         self.id, self.lock_taken, self.asked = "guest", False, 0
         self.answers: list[bool | StoreError] = []
 
-    def as_parked(self) -> SuspendedState | None:
+    def as_suspended(self) -> SuspendedState | None:
         return None if self.lock_taken else SuspendedState(self.id, self.host_bytes, 0.0)
 
     async def spill(self) -> bool:
