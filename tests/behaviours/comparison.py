@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -15,6 +16,10 @@ Behaviour = Callable[[str], object]
 _behaviours: dict[str, tuple[Behaviour, float]] = {}
 
 
+@overload
+def behaviour(function: Behaviour) -> Behaviour: ...
+@overload
+def behaviour(*, relative: float) -> Callable[[Behaviour], Behaviour]: ...
 def behaviour(function: Behaviour | None = None, *, relative: float = 0.0) -> Any:
     """Register a function of a device, ``"cpu"`` or ``"cuda"``, under its name.
 
@@ -29,7 +34,11 @@ def behaviour(function: Behaviour | None = None, *, relative: float = 0.0) -> An
         therefore round elsewhere.
     """
     if function is None:
-        return lambda function: behaviour(function, relative=relative)
+        return partial(_register, relative=relative)
+    return _register(function, relative)
+
+
+def _register(function: Behaviour, relative: float) -> Behaviour:
     if function.__name__ in _behaviours:
         raise ValueError(f"two behaviours are called {function.__name__}")
     _behaviours[function.__name__] = (function, relative)

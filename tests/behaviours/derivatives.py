@@ -44,6 +44,7 @@ def graphs_that_are_kept(device: str) -> object:
     x = normal(device, 5, 7).requires_grad_()
     y = (x**2).sum()
     y.backward(retain_graph=True)
+    assert x.grad is not None
     once = x.grad.clone()
     y.backward()
     middle = x * 2
@@ -174,12 +175,13 @@ def hooks(device: str) -> object:
     seen: list[Any] = []
     net = nn.Sequential(nn.Linear(7, 4), nn.ReLU(), nn.Linear(4, 2)).to(device)
     x = normal(device, 5, 7).requires_grad_()
+    weight: Any = net[0].weight
     handles = [
         net[0].register_forward_hook(lambda module, inputs, result: seen.append(result.detach())),
         net[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,)),
         net[2].register_full_backward_hook(lambda module, ins, outs: seen.extend([*ins, *outs])),
         x.register_hook(lambda grad: grad * 10),
-        net[0].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone())),
+        weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone())),
     ]
     net(x).sum().backward()
     for handle in handles:

@@ -116,7 +116,7 @@ def tensors_that_wrap_others(device: str) -> object:
             return made
 
         @classmethod
-        def __torch_dispatch__(
+        def __torch_dispatch__(  # type: ignore[override]  # torch calls it on the class
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             plain = torch.utils._pytree.tree_map(
@@ -220,7 +220,7 @@ def loaders_and_samplers(device: str) -> object:
             return torch.full((3,), float(index) ** 2), index
 
     squares = SquaresBelow()
-    weighted = data.WeightedRandomSampler(torch.arange(20.0), 10)
+    weighted = data.WeightedRandomSampler(torch.arange(20.0).tolist(), 10)
     seeded = torch.Generator().manual_seed(3)
     train, test = data.random_split(squares, [15, 5], generator=seeded)
     loaders = {

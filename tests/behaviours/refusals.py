@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -121,7 +122,7 @@ def errors_of_types_that_go_well_where_there_are_no_elements(device: str) -> obj
     def log_softmax(size: int) -> torch.Tensor:
         return torch.zeros(size, 3, dtype=torch.complex64, device=device).log_softmax(0)
 
-    return [refusal(lambda size=size: log_softmax(size)) for size in (0, 2, 0, 2)]
+    return [refusal(partial(log_softmax, size)) for size in (0, 2, 0, 2)]
 
 
 @behaviour

@@ -61,7 +61,7 @@ class Mover:
 
     def _storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         if storage._cdata not in self._storages:
-            bytes_ = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+            bytes_ = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._storages[storage._cdata] = bytes_.clone().to(self._device).untyped_storage()
         return self._storages[storage._cdata]
 

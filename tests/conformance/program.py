@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -102,4 +101,4 @@ def _error_dtype(op: OpInfo) -> torch.dtype:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def attempts(
     yield "forward", lambda device: _forward(op, sample, device, differentiated)
     if op.supports_out:
         for case in ("exact", "empty", "strided"):
-            yield f"out ({case})", lambda device, case=case: _out(op, sample, device, case)
+            yield f"out ({case})", partial(_out, op, sample, case=case)
     inplace = op.get_inplace()
     if inplace is not None and not sample.broadcasts_input:
         yield "in place", lambda device: _in_place(op, inplace, sample, device)
@@ -117,7 +118,7 @@ def compare(op: OpInfo, way: str, attempt: Callable[[str], CallOutcome]) -> list
         plain, proxied = (attempt(device) for device in DEVICES)
     if plain.error is not None or proxied.error is not None:
         return list(_of_errors(plain, proxied, way))
-    found = []
+    found: list[str] = []
     values = op.name not in UNINITIALISED
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -244,7 +245,7 @@ def _gradients(sample: SampleInput, outcome: CallOutcome) -> list[torch.Tensor |
     return list(torch.autograd.grad(results, leaves, weights, allow_unused=True))
 
 
-def _out(op: OpInfo, sample: SampleInput, device: str, case: str) -> CallOutcome:
+def _out(op: OpInfo, sample: SampleInput, device: str, *, case: str) -> CallOutcome:
     def call(outcome: CallOutcome) -> None:
         first, args, kwargs = _moved(op, sample, device)
         _place(outcome, device, [first] if op.name in ON_HOST else [first, args, kwargs])

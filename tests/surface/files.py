@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import tempfile
+from typing import Any
 
 import torch
 
@@ -47,7 +48,11 @@ def saving_and_loading() -> None:
 
 @check
 def files_are_loaded_in_every_way() -> None:
-    state = {"w": torch.arange(6.0, device="cuda").reshape(2, 3), "n": 3, "c": torch.ones(2)}
+    state: dict[str, Any] = {
+        "w": torch.arange(6.0, device="cuda").reshape(2, 3),
+        "n": 3,
+        "c": torch.ones(2),
+    }
     state["view"] = state["w"][1]
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "state.pt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -74,12 +75,13 @@ def device_tensors_are_not_shared_with_other_processes() -> None:
 
 @check
 def readers_of_a_queue_are_told_what_it_refused() -> None:
+    queue: Any
     for queue in (torch.multiprocessing.Queue(maxsize=3), multiprocessing.JoinableQueue()):
         queue.put({"some": [torch.ones(3, device="cuda")]})
         queue.put(torch.nn.Linear(2, 2).cuda())
         queue.put(torch.ones(3))
         for _ in range(2):
-            assert "behind a device proxy" in refused(lambda queue=queue: queue.get(timeout=60))
+            assert "behind a device proxy" in refused(partial(queue.get, timeout=60))
         assert queue.get(timeout=60).sum() == 3
 
 

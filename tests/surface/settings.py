@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 
@@ -52,7 +53,8 @@ def precision_and_backends_can_be_set_in_old_and_new_ways() -> None:
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cuda.matmul.fp32_precision = "ieee"
-        torch.backends.cudnn.conv.fp32_precision = "tf32"
+        cudnn: Any = torch.backends.cudnn
+        cudnn.conv.fp32_precision = "tf32"
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
         assert (a @ a).sum().item() == 64**3
@@ -61,9 +63,10 @@ def precision_and_backends_can_be_set_in_old_and_new_ways() -> None:
         torch.set_float32_matmul_precision(before)
     with torch.backends.cudnn.flags(enabled=False, benchmark=True, deterministic=True):
         assert torch.conv1d(a[None], a[:, :, None]).sum().item() == 64**3
-    torch.backends.mkldnn.enabled = False
+    mkldnn: Any = torch.backends.mkldnn
+    mkldnn.enabled = False
     assert torch.conv1d(a[None], a[:, :, None]).sum().item() == 64**3
-    torch.backends.mkldnn.enabled = True
+    mkldnn.enabled = True
 
 
 @check

@@ -81,7 +81,8 @@ def dense(dropout: float = 0.25) -> torch.nn.Module:
 @program
 def training_with_dropout_and_batch_norm(device: str) -> Result:
     losses, net = train(dense(), device, [16] * 6)
-    return {"exact": losses + numbers(net[5].running_mean), "facts": [graphs()]}
+    norm: Any = net.get_submodule("5")
+    return {"exact": losses + numbers(norm.running_mean), "facts": [graphs()]}
 
 
 @program

@@ -9,8 +9,10 @@ import copy
 import json
 import random
 import traceback
+import zlib
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -30,7 +32,10 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def captured(function: Callable[..., Any], *inputs: torch.Tensor, mode: str = "fake") -> Any:
+Mode = Literal["real", "fake", "symbolic"]
+
+
+def captured(function: Callable[..., Any], *inputs: torch.Tensor, mode: Mode = "fake") -> Any:
     return make_fx(lambda *given: (function(*given),), tracing_mode=mode)(*inputs)
 
 
@@ -79,6 +84,11 @@ def sizes_are_symbols() -> None:
         assert torch.equal(torch.fx.Interpreter(graph_compile._module(graph)).run(x)[0], shape(x))
 
 
+def with_node(target: object, bad: dict[str, Any]) -> None:
+    """Add a node of this target to a description."""
+    bad["nodes"].append([target, [], {}])
+
+
 @check
 def what_has_no_place_in_a_description_is_refused() -> None:
     refused(lambda bad: bad.update(version=2))
@@ -98,7 +108,7 @@ def what_has_no_place_in_a_description_is_refused() -> None:
         "os.system", "operator.attrgetter", "torch.load", "torch.ops.aten.sin", "builtins.eval",
         "sing.run_graph.default", "", 5,
     ):  # fmt: skip
-        refused(lambda bad, target=target: bad["nodes"].append([target, [], {}]))
+        refused(partial(with_node, target))
 
 
 @check
@@ -121,7 +131,7 @@ def damaged_bytes_are_refused() -> None:
         at = chance.randrange(len(plain))
         mutated = plain[:at] + chance.choice('[]{}",:09ax-') + plain[at + 1 :]
         try:
-            graph_import.rebuild(graph_format.zlib.compress(mutated.encode()), CPU)
+            graph_import.rebuild(zlib.compress(mutated.encode()), CPU)
         except DescriptionError:
             continue
 
@@ -162,10 +172,11 @@ def what_cannot_be_described_is_said() -> None:
     def unknown(x: torch.Tensor) -> torch.Tensor:
         return x.nonzero().sum()
 
-    for function, mode, said in (
+    cases: tuple[tuple[Callable[..., Any], Mode, str], ...] = (
         (unknown, "symbolic", "depend on data"),
         (lambda x: x.conj() * 1j, "fake", "conjugated"),
-    ):
+    )
+    for function, mode, said in cases:
         example = torch.ones(3, 2, dtype=torch.cfloat if "conj" in said else torch.float)
         if "conj" in said:
             example = example.conj()

@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("--compare", nargs=2, help="two such files")
     options = parser.parse_args()
     if options.compare:
-        report(comparison.compared_files(*options.compare, SAVED_RELATIVE))
+        one, other = options.compare
+        report(comparison.compared_files(one, other, SAVED_RELATIVE))
         return
     # The requested device must be available: a fallback would compare the CPU with itself.
     assert torch.zeros(1, device=options.device).device.type == options.device

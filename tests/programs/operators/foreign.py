@@ -11,6 +11,7 @@ import ctypes
 import importlib.util
 import io
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def step(order: str, directory: Path) -> object:
         leaf = x.cuda().requires_grad_()
         operators.cube(leaf).sum().backward()
         checks = [check(op, x) for op in (operators.twice, operators.twice_, operators.third)]
+        assert leaf.grad is not None
         return [*checks, check(operators.cube, x) and torch.equal(leaf.grad.cpu(), 3 * x**2)]
     if order == "composed":
         importlib.import_module("foreign_composed")
@@ -76,7 +78,7 @@ def step(order: str, directory: Path) -> object:
     raise ValueError(order)
 
 
-def check(operator: object, x: torch.Tensor, *more: object) -> bool:
+def check(operator: Callable[..., torch.Tensor], x: torch.Tensor, *more: object) -> bool:
     """True if an operator has the same result on the device as on the CPU."""
     moved = [value.cuda() if isinstance(value, torch.Tensor) else value for value in more]
     proxied = operator(x.cuda(), *moved)
@@ -132,6 +134,7 @@ def both(order: str, directory: Path, x: torch.Tensor) -> bool:
     if order == "both, differentiated":
         leaf = x.cuda().requires_grad_()
         operators.twice(leaf).square().sum().backward()
+        assert leaf.grad is not None
         return torch.equal(leaf.grad.cpu(), 8 * x)
     if order == "both, on the CPU":
         return torch.equal(operators.twice(x), 2 * x) and operators.counted(x)[1] == x.numel()
@@ -168,13 +171,14 @@ class Twice(torch.autograd.Function):
 def twice_with_gradient(x: torch.Tensor) -> torch.Tensor:
     x = x.requires_grad_()
     Twice.apply(x).square().sum().backward()
+    assert x.grad is not None
     return x.grad
 
 
-_own: list[object] = []
+_own: list[Callable[..., torch.Tensor]] = []
 
 
-def custom() -> object:
+def custom() -> Callable[..., torch.Tensor]:
     """Define a notebook's own operator, made of torch's operators."""
     if not _own:
 
@@ -195,6 +199,7 @@ def differentiated(x: torch.Tensor) -> bool:
     def gradient(device: str) -> torch.Tensor:
         leaf = x.to(device).requires_grad_()
         custom()(leaf).square().sum().backward()
+        assert leaf.grad is not None
         return leaf.grad.cpu()
 
     return torch.equal(gradient("cuda"), gradient("cpu"))

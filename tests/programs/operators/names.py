@@ -126,7 +126,7 @@ def autocast_function(kind: str) -> Callable[[], object]:
     return apply
 
 
-cuda = torch.cuda
+cuda: Any = torch.cuda  # whose types leave out some names
 # The simplest use of each. Classes and constants that are not here are only read.
 USES: dict[str, Callable[[], object]] = {
     "BFloat16Storage": lambda: deprecated(lambda: cuda.BFloat16Storage(2))(),

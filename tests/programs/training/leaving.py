@@ -90,7 +90,11 @@ def main() -> None:
     def train(which: int) -> None:
         losses[which].append(float(steps[which]()).hex())
 
-    other = threading.Thread(target=lambda: [train(1) for _ in range(STEPS)])
+    def train_the_other() -> None:
+        for _ in range(STEPS):
+            train(1)
+
+    other = threading.Thread(target=train_the_other)
     other.start()
     for _ in range(STEPS):
         if options.leave:

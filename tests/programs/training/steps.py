@@ -50,7 +50,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
-        print(*[each.item().hex() for each in losses], flush=True)
+        print(*[float(each).hex() for each in losses], flush=True)
 
 
 if __name__ == "__main__":

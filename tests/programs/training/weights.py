@@ -44,19 +44,19 @@ class Weights:
                 x = torch.ones(self.held[0].shape[1], device=self.device)
                 for each in self.held:
                     x = torch.tanh(each @ x)
-        return x.sum().item().hex()
+        return float(x.sum()).hex()
 
     def sum(self) -> str:
-        return sum(each.sum(dtype=torch.float64).item() for each in self.held).hex()
+        return float(sum(each.sum(dtype=torch.float64).item() for each in self.held)).hex()
 
     def digest(self) -> str:
         found = hashlib.sha256()
         for each in self.held:
-            found.update(each.cpu().numpy())
+            found.update(each.cpu().numpy().data)
         return found.hexdigest()
 
     def alone(self) -> str:
-        return torch.ones(3, device=self.device).sum().item().hex()
+        return float(torch.ones(3, device=self.device).sum()).hex()
 
     def _there(self) -> str:
         torch.cuda.synchronize()

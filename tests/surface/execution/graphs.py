@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from typing import Any
 
 import torch
 
@@ -72,7 +73,7 @@ def callables_can_be_graphed() -> None:
     model = network()
     eager = copy.deepcopy(model)
     x = torch.randn(5, 4, device="cuda", requires_grad=True)
-    graphed = torch.cuda.make_graphed_callables(model, (x.detach().clone().requires_grad_(),))
+    graphed: Any = torch.cuda.make_graphed_callables(model, (x.detach().clone().requires_grad_(),))
     for _ in range(2):
         y = x.detach().clone().requires_grad_()
         expected, found = eager(y), graphed(y)

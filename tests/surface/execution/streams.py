@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tests.surface.checking import check, refused
@@ -36,7 +38,8 @@ def streams_have_the_priority_that_was_asked_for() -> None:
     assert torch.cuda.Stream().priority == 0
     urgent = torch.cuda.Stream(priority=-1)
     assert urgent.priority == -1
-    assert torch.cuda.Stream.priority_range() == (0, -1)
+    kind: Any = torch.cuda.Stream
+    assert kind.priority_range() == (0, -1)
     with torch.cuda.stream(urgent):
         assert torch.cuda.current_stream() == urgent
         assert torch.cuda.current_stream().priority == -1
@@ -54,7 +57,7 @@ def generic_streams_and_events_are_those_of_the_device() -> None:
     torch.accelerator.current_stream().wait_event(second)
     second.synchronize()
     assert first.elapsed_time(second) > 0
-    assert stream.query() or not stream.synchronize()
+    assert stream.query() or not stream.synchronize()  # type: ignore[func-returns-value]
     untimed = torch.cuda.Event()
     untimed.record()
     assert "enable_timing" in refused(lambda: untimed.elapsed_time(untimed), Exception)

@@ -71,9 +71,12 @@ def functions_are_transformed() -> None:
     torch.testing.assert_close(per_sample, (x * w).cos() * x)
     hessian = torch.func.hessian(partial(loss, x=x))(w)
     torch.testing.assert_close(hessian, torch.diag(-(x.square() * (x * w).sin()).sum(0)))
-    value, tangent = torch.func.jvp(partial(loss, x=x), (w,), (torch.ones_like(w),))
+    # torch says that both return three values, as with has_aux.
+    value, tangent = torch.func.jvp(  # type: ignore[misc]
+        partial(loss, x=x), (w,), (torch.ones_like(w),)
+    )
     torch.testing.assert_close(tangent, ((x * w).cos() * x).sum())
-    _, pull = torch.func.vjp(partial(loss, x=x), w)
+    _, pull = torch.func.vjp(partial(loss, x=x), w)  # type: ignore[misc]
     torch.testing.assert_close(pull(torch.ones_like(value))[0], per_sample.sum(0))
     jacobian = torch.func.jacrev(lambda w: (x * w).sin())(w)
     torch.testing.assert_close(jacobian, torch.func.jacfwd(lambda w: (x * w).sin())(w))
@@ -104,6 +107,7 @@ def checkpointed_segments_draw_the_same_numbers_again() -> None:
         if reentrant:
             x.grad = None
             y.backward()
+            assert x.grad is not None
             found = x.grad
         else:
             (found,) = torch.autograd.grad(y, x)
