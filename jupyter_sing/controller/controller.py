@@ -105,7 +105,7 @@ class Controller:
         self._bandwidths = {each: Bandwidth(Rate(COPY_RATE, SWITCH_SECONDS)) for each in devices}
         self._nodes = {socket.gethostname(): list(devices)}
         self._rules = policy_file.begin(self._directory, self._nodes)
-        guarantees = None if self._rules.promised is None else self._rules.guarantees()
+        guarantees = None if self._rules.guaranteed is None else self._rules.guarantees()
         before = read_accounts(self._directory)
         self._before = frozenset(before.sessions if before is not None else ())
         self._engine = _first_engine(found, self._settings(), guarantees, before, self._clock())
@@ -313,7 +313,7 @@ class Controller:
         found = differences(self._rules.policy, rules.policy, views)
         if not dry:
             policy_file.keep(self._directory, text)
-            guarantees = None if rules.promised == self._rules.promised else rules.guarantees()
+            guarantees = None if rules.guaranteed == self._rules.guaranteed else rules.guarantees()
             self._rules = rules
             self._driver.send(events.Reconfigured(self._clock(), self._settings(), guarantees))
             for known in list(self._sessions.values()):

@@ -12,10 +12,10 @@ from jupyter_sing.scheduler.decisions import (
     Decision,
     Evict,
     Grant,
+    GuaranteeChanged,
     MigrateMemory,
     Pack,
     Preempt,
-    Promised,
     Queued,
     Unpack,
 )
@@ -35,7 +35,7 @@ class DecisionRunner:
     log : DecisionLog
     outlook : callable
         Returns the outlook of a session that waits.
-    promised : callable
+    on_guarantee : callable
         Called with a session of which the tier target is kept from now on, or is not.
     """
 
@@ -46,17 +46,17 @@ class DecisionRunner:
         sessions: Mapping[str, SessionEntry],
         log: DecisionLog,
         outlook: Callable[[str], SessionOutlook | None],
-        promised: Callable[[SessionEntry], None],
+        on_guarantee: Callable[[SessionEntry], None],
     ) -> None:
         self._sessions, self._log = sessions, log
-        self._outlook, self._promised = outlook, promised
+        self._outlook, self._on_guarantee = outlook, on_guarantee
 
     def carry_out(self, decision: Decision) -> None:
         """Have the agent act on a decision, and log it."""
         if isinstance(decision, Pack | Unpack):
             self._note_company(decision)
             return
-        if isinstance(decision, Promised):
+        if isinstance(decision, GuaranteeChanged):
             self._note_promise(decision)
             return
         why = self.named(decision.reason, decision.session)
@@ -98,12 +98,12 @@ class DecisionRunner:
             does = "It shares" if isinstance(decision, Pack) else "It no longer shares"
             self.note(session, kind, f"{does} {beside}: {why}.")
 
-    def _note_promise(self, decision: Promised) -> None:
+    def _note_promise(self, decision: GuaranteeChanged) -> None:
         """Tell a session whether the target of its tier is kept."""
         if known := self._sessions.get(decision.session):
             known.shortfall = "" if decision.kept else decision.reason.partition(": ")[2]
             if known.said:  # else it is about to be
-                self._promised(known)
+                self._on_guarantee(known)
 
     def _name(self, session: str) -> str:
         known = self._sessions.get(session)

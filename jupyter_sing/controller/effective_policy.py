@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyter_sing.controller.guarantees import Nodes, promised
+from jupyter_sing.controller.guarantees import Nodes, guaranteed_configuration
 from jupyter_sing.scheduler.decisions import Guarantees
 from jupyter_sing.scheduler.no_guarantees import NoGuarantees
 from jupyter_sing.scheduler.policy import Policy, PolicyError, Resolver, UserPolicy, parse
@@ -70,7 +70,9 @@ class HostPolicy:
             raise ControlError(str(error), "bad-policy") from None
         self._resolver = Resolver(self.policy)
         #: Guarantees of the policy; None: nothing is guaranteed.
-        self.promised: Configuration | None = promised(self.policy, nodes) if guarantee else None
+        self.guaranteed: Configuration | None = (
+            guaranteed_configuration(self.policy, nodes) if guarantee else None
+        )
 
     def effective(self, user: str) -> UserPolicy:
         """Return the effective policy of a user."""
@@ -126,17 +128,17 @@ class HostPolicy:
 
     def guarantees(self) -> Guarantees:
         """Create the guarantees of the policy; without any, all devices are one pool."""
-        if self.promised is None:
+        if self.guaranteed is None:
             return NoGuarantees([device for devices in self._nodes.values() for device in devices])
         from jupyter_sing.scheduler.hived import HivedGuarantees
 
-        return HivedGuarantees(self.promised)
+        return HivedGuarantees(self.guaranteed)
 
     def notes(self) -> list[str]:
         """Return how the cluster that the policy describes differs from this host."""
         cluster = self.policy.cluster
         devices = [device for found in self._nodes.values() for device in found]
-        if cluster is None or (cluster.physical_cells and self.promised is not None):
+        if cluster is None or (cluster.physical_cells and self.guaranteed is not None):
             return []
         here = (len(self._nodes), len(devices) // len(self._nodes))
         if not cluster.physical_cells and here == (cluster.hosts or 1, cluster.devices_per_host):

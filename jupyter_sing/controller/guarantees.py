@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Nodes = Mapping[str, Sequence[str]]
 
 
-def promised(policy: Policy, nodes: Nodes) -> Configuration | None:
+def guaranteed_configuration(policy: Policy, nodes: Nodes) -> Configuration | None:
     """Return the guarantees of a policy on this host; None: nothing is guaranteed.
 
     Cells are those of this host if they describe one host with as many devices; then their devices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_sing.scheduler.decisions import Promised
+from jupyter_sing.scheduler.decisions import GuaranteeChanged
 from jupyter_sing.scheduler.fairness.tier_targets import Admission, Tally, admit
 from jupyter_sing.scheduler.queue.lease_table import LeaseTable
 from jupyter_sing.scheduler.settings import EngineSettings, Tier
@@ -46,7 +46,7 @@ class TierAdmission:
         else:
             self._refused[session] = None
         if found.kept != before.kept or (not found.kept and found.tier is not before.tier):
-            self._leases.issued.append(Promised(session.id, found.kept, found.reason))
+            self._leases.issued.append(GuaranteeChanged(session.id, found.kept, found.reason))
 
     def withdraw(self, session: EngineSession) -> None:
         """Withdraw the tier target of a session; `retry` may then admit others."""

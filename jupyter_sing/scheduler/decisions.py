@@ -106,7 +106,7 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
-class Promised:
+class GuaranteeChanged:
     """The tier target of a session is kept from now on (`kept`), or can no longer be kept.
 
     Sent when this changes. Initially it is kept.
@@ -118,7 +118,9 @@ class Promised:
     reason: str
 
 
-Decision: TypeAlias = Grant | Preempt | Evict | MigrateMemory | Pack | Unpack | Queued | Promised
+Decision: TypeAlias = (
+    Grant | Preempt | Evict | MigrateMemory | Pack | Unpack | Queued | GuaranteeChanged
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from jupyter_sing.scheduler.decisions import (
     Decision,
     Evict,
     Grant,
+    GuaranteeChanged,
     MigrateMemory,
     Pack,
     Preempt,
-    Promised,
     Queued,
     Unpack,
 )
@@ -224,7 +224,7 @@ class Simulation:
                 raise SimulationError(f"No session here may be packed: {decision.reason}")
             case Queued():
                 self._said[decision.session] = decision.reason
-            case Promised():
+            case GuaranteeChanged():
                 pass
 
     # The life of a session.

@@ -29,7 +29,7 @@ class Dispatcher:
 
     Attributes
     ----------
-    promised
+    guaranteed
         True if there are guarantees.
     yielded
         Sessions that have lost a reservation, or could not use it, since the last round began.
@@ -43,7 +43,7 @@ class Dispatcher:
         ledger: ServiceLedger,
         leases: LeaseTable,
         packing: Packing,
-        promised: bool,
+        guaranteed: bool,
     ) -> None:
         self._timers = timers
         self._ledger = ledger
@@ -54,7 +54,7 @@ class Dispatcher:
         self.placement = Placement(
             leases.table.nodes, leases.table.free, timers.running, leases.table.refusals
         )
-        self.promised = promised
+        self.guaranteed = guaranteed
         self.widest = leases.widest()
         self.yielded: dict[EngineSession, None] = {}
         self.hopeless: dict[EngineSession, None] = {}
@@ -74,9 +74,9 @@ class Dispatcher:
         self._limiter.forget(session)
         self.hopeless.pop(session, None)
 
-    def begin_again(self, promised: bool, now: float) -> None:
+    def begin_again(self, guaranteed: bool, now: float) -> None:
         """Queue all waiting sessions again, after a change of the guarantees."""
-        self.promised = promised
+        self.guaranteed = guaranteed
         self.widest = self._leases.widest()
         hopeless, self.hopeless = self.hopeless, {}
         for session in [*hopeless, *self._waiting.sessions()]:
@@ -102,7 +102,7 @@ class Dispatcher:
                 self.let_wait(session, now)
 
     def _serve(self, now: float) -> None:
-        blocked = Blocked(self._running.has_own, self.promised)
+        blocked = Blocked(self._running.has_own, self.guaranteed)
         passed: list[EngineSession] = []
         self.yielded.clear()
         while len(self._waiting) and (len(self._leases.table.free) or len(self._running)):

@@ -97,9 +97,9 @@ class Blocked:
     fail, too.
     """
 
-    def __init__(self, has_own: Callable[[str], bool], promised: bool) -> None:
+    def __init__(self, has_own: Callable[[str], bool], guaranteed: bool) -> None:
         self._has_own = has_own
-        self.promised = promised
+        self.guaranteed = guaranteed
         self._common: int | None = None
         self._clusters: dict[str, int] = {}
 
@@ -111,7 +111,7 @@ class Blocked:
 
     def holds_all(self, gpus: int) -> bool:
         """True if no session of that size can be served; only if there are no guarantees."""
-        return not self.promised and self._common is not None and gpus >= self._common
+        return not self.guaranteed and self._common is not None and gpus >= self._common
 
     def holds(self, vc: str, gpus: int, below: bool) -> bool:
         """True if sessions of that virtual cluster and size would fail, too."""
@@ -264,11 +264,11 @@ class WaitQueue:
                 continue
             # Only a guarantee can put a session with a later index first.
             settled = candidate is not None
-            if settled and not blocked.promised:
+            if settled and not blocked.guaranteed:
                 break
             empty = []
             for cluster, bucket in buckets.items():
-                below = blocked.promised and self._below(cluster.name, gpus)
+                below = blocked.guaranteed and self._below(cluster.name, gpus)
                 if (settled and not below) or blocked.holds(cluster.name, gpus, below):
                     continue
                 assert cluster.quota

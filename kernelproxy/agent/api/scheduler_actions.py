@@ -59,18 +59,18 @@ class SchedulerActions:
             self._arbiter.refused(session, token, why)
             found.core.request_reconcile()  # it may have nothing to wait for any more
 
-        found.lease.promise(token, device)
+        found.lease.reserve(token, device)
         self._begin(self._bring(found, device, token), refuse)
 
     async def _bring(self, session: Session, device: str, token: int) -> None:
         def check() -> None:
-            if not session.lease.is_promised(token):
+            if not session.lease.is_reserved(token):
                 raise ControlError("Its turn was over before it was there.")
             if session.preferences.pinned:
                 raise ControlError("It is pinned.")
 
         await session.commands.migrate(self._allocators[device], check)
-        if not session.lease.is_promised(token):
+        if not session.lease.is_reserved(token):
             raise ControlError("Its turn was over when it was there.")
         session.lease.grant(token)
 

@@ -56,7 +56,7 @@ class DeviceLease:
         #: User-facing reason why it waits; "" until the scheduler gives one.
         self.reason = ""
         self._token: int | None = None
-        self._promised: tuple[int, str] | None = None  # token of a lease on another device
+        self._reserved: tuple[int, str] | None = None  # token of a lease on another device
         self._asked = self._started = self._closed = False
         self._taking: asyncio.Task[None] | None = None
         self._resting: int | None = None  # token that it gives back on its own
@@ -108,25 +108,25 @@ class DeviceLease:
         here = not away or not self._state.position
         self._bringing = None if here else (time.monotonic(), size)
 
-    def promise(self, token: int, device: str) -> None:
+    def reserve(self, token: int, device: str) -> None:
         """Note that it is granted a device to which it must migrate first; then `grant` follows."""
         if not self._closed:
-            self._promised = (token, device)
+            self._reserved = (token, device)
 
-    def is_promised(self, token: int) -> bool:
+    def is_reserved(self, token: int) -> bool:
         """Return True if it may still have the lease for which it migrates."""
-        return self._promised is not None and self._promised[0] == token
+        return self._reserved is not None and self._reserved[0] == token
 
     def withdraw(self, token: int) -> None:
         """Withdraw such a lease; the task that migrates it checks for that, and answers."""
-        if self.is_promised(token):
-            self._promised = None
+        if self.is_reserved(token):
+            self._reserved = None
 
     def grant(self, token: int) -> None:
         """Give it a lease, with which it executes from the next reconciliation on."""
         if self._closed:
             return
-        self._asked, self._token, self._promised, self._started = True, token, None, False
+        self._asked, self._token, self._reserved, self._started = True, token, None, False
         self._state.lease = (token, True)
         self._core.request_reconcile()
 
@@ -149,7 +149,7 @@ class DeviceLease:
         """
         if self._arbiter.keeps or self._closed or not self._asked:
             return
-        if self._taking is not None or self._promised is not None or self._resting is not None:
+        if self._taking is not None or self._reserved is not None or self._resting is not None:
             return
         self._token, self._asked = None, False
         self._state.lease = (self._state.lease[0], False)
@@ -216,7 +216,7 @@ class DeviceLease:
         core, token = self._core, self._token
         if not self._asked or self._arbiter.keeps or self._taking is not None or self._closed:
             return
-        if self._promised is not None:
+        if self._reserved is not None:
             return  # it reconciles again when it has arrived, or is refused
         if self._demand.wants_worker() or not self._over():
             if self.held and self._arbiter.contended(core.id):
@@ -262,8 +262,8 @@ class DeviceLease:
             if over:
                 self._end_taking()
                 self._token = None
-                if self._promised and self._promised[1] != self._core.allocator.device.id:
-                    self._promised = None  # another request has migrated it
+                if self._reserved and self._reserved[1] != self._core.allocator.device.id:
+                    self._reserved = None  # another request has migrated it
 
     async def go_on(self) -> None:
         """Enable the lease again, as the worker was not replaced."""
@@ -283,7 +283,7 @@ class DeviceLease:
             return
         self._end_taking()
         self.monitor.end()
-        self._token, self._promised, self._asked, self.reason = None, None, True, ""
+        self._token, self._reserved, self._asked, self.reason = None, None, True, ""
         self._state.lease = (self._state.lease[0], False)
         self._arbiter.lost(self._core.id, why)
 
@@ -323,5 +323,5 @@ class DeviceLease:
         if self._timer is not None:
             self._timer.cancel()
         state = self._state
-        self._token, self._promised, state.lease = None, None, (state.lease[0], False)
+        self._token, self._reserved, state.lease = None, None, (state.lease[0], False)
         self._arbiter.closed(self._core.id)

@@ -11,10 +11,10 @@ from jupyter_sing.scheduler.decisions import (
     Decision,
     Evict,
     Grant,
+    GuaranteeChanged,
     MigrateMemory,
     Pack,
     Preempt,
-    Promised,
     Queued,
     Unpack,
 )
@@ -141,7 +141,7 @@ class FakeController:
         elif isinstance(decision, Unpack):
             del self.packs[decision.device]
         else:
-            assert isinstance(decision, Queued | Promised)
+            assert isinstance(decision, Queued | GuaranteeChanged)
 
     def _grant(self, grant: Grant) -> None:
         notebook = self.notebooks[grant.session]

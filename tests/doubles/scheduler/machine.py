@@ -457,7 +457,7 @@ class MachineNotebook:
             f"{self.id} on {self.allocator.device.id}: left {self.left:.3f}, {self.state}, "
             f"needed {self.needed}, held off {self.held_off}, pinned {self.preferences.pinned}, "
             f"worker {state.worker and vars(state.worker)}, lock {self.lock.locked()}, "
-            f"lease {lease._token, lease._promised, lease._asked, lease._taking, lease._closed}; "
+            f"lease {lease._token, lease._reserved, lease._asked, lease._taking, lease._closed}; "
             f"{engine}"
         )
 

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_sing.controller.controller import COPY_RATE, LIVE, SWITCH_SECONDS
 from jupyter_sing.scheduler import events
-from jupyter_sing.scheduler.decisions import Promised
+from jupyter_sing.scheduler.decisions import GuaranteeChanged
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.fairness.tier_targets import most
 from jupyter_sing.scheduler.settings import TARGETS, DeviceSpec, Tier
@@ -70,7 +70,7 @@ def test_a_session_with_a_third_misses_a_higher_guarantee_once_an_hour() -> None
 
 def said(host: FakeController, session: str) -> list[tuple[bool, str]]:
     """Return the decisions about the promise to a session."""
-    found = [d for _, d in host.decided if isinstance(d, Promised) and d.session == session]
+    found = [d for _, d in host.decided if isinstance(d, GuaranteeChanged) and d.session == session]
     return [(each.kept, each.reason) for each in found]
 
 

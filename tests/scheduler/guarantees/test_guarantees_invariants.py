@@ -279,7 +279,7 @@ class Guaranteed(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         check(self.cluster)
         for vc in self.cluster.virtual_clusters:
-            cells = self.cluster.promised(vc)
+            cells = self.cluster.guaranteed_cells(vc)
             leaves = {c.name: c.levels for c in self.cluster.configuration.chains}
             total = sum(leaves[cell.chain][cell.level - 1].leaves for cell in cells)
             assert 0 <= self.cluster.unused(vc) <= total

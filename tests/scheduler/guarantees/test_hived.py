@@ -120,8 +120,10 @@ class ComparedCluster:
         check(self.cluster)
 
     def free_cells(self, vc: str, chain: str, level: int) -> list[bool]:
-        """Return for each unused promised cell whether it is healthy."""
-        cells = [c for c in self.cluster.promised(vc) if (c.chain, c.level) == (chain, level)]
+        """Return for each unused guaranteed cell whether it is healthy."""
+        cells = [
+            c for c in self.cluster.guaranteed_cells(vc) if (c.chain, c.level) == (chain, level)
+        ]
         return [not cell.bad for cell in cells if cell.priority == -2]
 
 

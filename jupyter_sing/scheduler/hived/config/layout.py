@@ -96,7 +96,7 @@ class Layout:
         """Devices and nodes that were marked as bad."""
         return tuple(self._bad_names)
 
-    def promised(self, vc: str) -> list[VirtualCellStatus]:
+    def guaranteed_cells(self, vc: str) -> list[VirtualCellStatus]:
         """Return all cells that a virtual cluster is guaranteed.
 
         Raises
