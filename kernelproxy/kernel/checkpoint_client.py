@@ -241,7 +241,7 @@ def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form:
 def _described(
     captured: Captured, left_out: Sequence[Omission], position: int, sizes: list[int]
 ) -> dict[str, Any]:
-    """Describe a host state for the agent, see `kernelproxy.agent.checkpoint.catalog.Host`."""
+    """Describe a host state for the agent, see `kernelproxy.agent.checkpoint.parts.HostState`."""
     return {
         "position": position,
         "parts": sizes,

@@ -18,12 +18,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from kernelproxy.agent.checkpoint.open_checkpoints import OpenCheckpoints
+from kernelproxy.agent.checkpoint.parts import DeviceSide, HostState, ProcessSide, contents_of
 from kernelproxy.agent.checkpoint.progress import Note
 from kernelproxy.agent.checkpoint.retention import CheckpointOrigin
 from kernelproxy.agent.process.image_packing import Blobs, PackedImages
@@ -43,107 +43,9 @@ from kernelproxy.storage.writer import Part
 KIND = "checkpoint"
 #: Owner of checkpoints in the store, from the uid: sessions and checkpoints may share names.
 _OWNER = "{}-checkpoints"
-_PARTS_MAX = 1 << 20
 _SMALL, _HOST, _FILE = "device-small", "host", "file"
 PAGES = "process-pages"
 _READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-
-
-@dataclass(frozen=True)
-class HostState:
-    """A kernel's description of the host state that it hands over.
-
-    Parameters
-    ----------
-    position : int
-        Position of the log when it was captured: the device storages are of that position.
-    parts : list of int
-        Lengths of the parts in its file, in sequence.
-    storages : dict of int to int
-        Bytes of each device storage to which it refers, by number.
-    about : dict
-        User-facing: ``saved``, ``omitted`` of the namespace, ``left_out`` of files.
-    files : list of dict
-        The notebook's files; the content of those of kind ``file`` is in the second file.
-    """
-
-    position: int
-    parts: list[int]
-    storages: dict[int, int]
-    about: dict[str, Any]
-    files: list[dict[str, Any]]
-
-    @property
-    def contents(self) -> list[int]:
-        """Lengths of the contents of files, in sequence."""
-        return _contents(self.files)
-
-    @classmethod
-    def parse(cls, raw: dict[str, Any], host_bytes: int, content_bytes: int) -> HostState:
-        """Check a description from a kernel against the sizes of its two files.
-
-        Raises
-        ------
-        ControlError
-            If it is invalid.
-        """
-        try:
-            parts = [int(each) for each in raw["parts"]]
-            storages = {int(number): int(count) for number, count in raw["storages"]}
-            position = int(raw["position"])
-            about = {key: list(raw["about"][key]) for key in ("saved", "omitted")}
-            about["left_out"] = list(raw["about"].get("left_out", ()))
-            files = [dict(each) for each in raw["files"]]
-            contents = _contents(files)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ControlError(f"The host state is no host state: {error!r}.", "bad-request") from (
-                error
-            )
-        sizes = [position, *parts, *storages, *storages.values(), *contents]
-        fits = 0 < sum(parts) <= host_bytes and sum(contents) <= content_bytes
-        if min(sizes) < 0 or len(parts) + len(files) > _PARTS_MAX or not fits:
-            raise ControlError("The host state has impossible sizes.", "bad-request")
-        return cls(position, parts, storages, about, files)
-
-
-@dataclass(frozen=True)
-class DeviceSide:
-    """The device's part of a checkpoint.
-
-    Parameters
-    ----------
-    snapshot : Snapshot or None
-        At the position of the host state; None if the device was not used.
-    arena_fd : int
-    previous : Manifest or None
-        Of the same session: its spilled state if its arena is empty, or a base for unchanged data.
-    checkpoint : Manifest or None
-        The newest checkpoint of the same session, a base for what is unchanged of its process.
-    """
-
-    snapshot: Snapshot | None
-    arena_fd: int
-    previous: Manifest | None
-    checkpoint: Manifest | None
-
-
-@dataclass(frozen=True)
-class ProcessSide:
-    """The process of a kernel, as part of a checkpoint.
-
-    Parameters
-    ----------
-    directory : Path
-        Directory of its images.
-    pages : bytes
-        The client's, the worker's and the agent's page at that moment.
-    about : dict
-        What a session that continues from there needs, see `kernel_replacement`.
-    """
-
-    directory: Path
-    pages: bytes
-    about: dict[str, Any]
 
 
 class CheckpointCatalog:
@@ -385,7 +287,7 @@ class CheckpointCatalog:
         def read_all(progress: Note) -> tuple[CheckpointOpened, list[int]]:
             meta, count = manifest.label.meta, 0
             host = [f"{_HOST}-{index}" for index in range(0 if process else meta["parts"])]
-            held = [f"{_FILE}-{index}" for index in range(len(_contents(meta["files"])))]
+            held = [f"{_FILE}-{index}" for index in range(len(contents_of(meta["files"])))]
             numbers = [] if process else meta["storages"]
             wanted = _only(manifest, numbers)
             total = sum(manifest.blobs[each].count for each in (*host, *held))
@@ -525,10 +427,6 @@ def _record(manifest: Manifest) -> CheckpointOrigin:
         about["kernel_id"],
         about.get("notebook", ""),
     )
-
-
-def _contents(files: Sequence[dict[str, Any]]) -> list[int]:
-    return [int(each["size"]) for each in files if each["kind"] == "file"]
 
 
 def _blobs(name: str, fd: int, counts: Sequence[int]) -> dict[str, bytes | Part]:

@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from kernelproxy.agent.checkpoint.auto_checkpoint import AutoCheckpoint
-from kernelproxy.agent.checkpoint.catalog import (
-    CheckpointCatalog,
-    DeviceSide,
-    HostState,
-    ProcessSide,
-)
+from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog
 from kernelproxy.agent.checkpoint.checkpoint_requests import CheckpointRequests
+from kernelproxy.agent.checkpoint.parts import DeviceSide, HostState, ProcessSide
 from kernelproxy.agent.checkpoint.process_saver import USED_MEANWHILE, ProcessSaver
 from kernelproxy.agent.checkpoint.progress import PROGRESS_SECONDS, Note, both, with_progress
 from kernelproxy.agent.residency.memory_requests import MemoryRequests

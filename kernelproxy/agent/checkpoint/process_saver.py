@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from kernelproxy.agent.checkpoint.catalog import ProcessSide
+from kernelproxy.agent.checkpoint.parts import ProcessSide
 from kernelproxy.agent.process.image_dirs import ImageDirs
 from kernelproxy.agent.process.process_dump import dump
 from kernelproxy.agent.process.process_manager import GONE, NOT_SHARED, ProcessManagerSlot

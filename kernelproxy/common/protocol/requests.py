@@ -228,7 +228,7 @@ class Checkpoint(Message, kind="Checkpoint"):
     automatic : bool
         Whether it is automatic, not requested by a user.
     host : dict or None
-        See `kernelproxy.agent.checkpoint.catalog.Host`.
+        See `kernelproxy.agent.checkpoint.parts.HostState`.
     form : str
         ``namespace``: without the process; ``process``: with it, or fail; "": with the process if
         possible.
