@@ -9,43 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import itertools
-import os
 import re
 import secrets
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from kernelproxy.agent.checkpoint.checkpoint_reader import read_checkpoint
+from kernelproxy.agent.checkpoint.checkpoint_writer import write_checkpoint
 from kernelproxy.agent.checkpoint.open_checkpoints import OpenCheckpoints
-from kernelproxy.agent.checkpoint.parts import DeviceSide, HostState, ProcessSide, contents_of
+from kernelproxy.agent.checkpoint.parts import DeviceSide, HostState, ProcessSide
 from kernelproxy.agent.checkpoint.progress import Note
 from kernelproxy.agent.checkpoint.retention import CheckpointOrigin
-from kernelproxy.agent.process.image_packing import Blobs, PackedImages
-from kernelproxy.agent.spill.spill_store import TABLES
-from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.common.errors import ControlError, StoreError
 from kernelproxy.common.protocol import CheckpointOpened
-from kernelproxy.common.protocol.snapshot_tables import ArenaExtent, read_storages, read_tables
 from kernelproxy.common.protocol.views import CheckpointView
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.units import bytes_text
 from kernelproxy.storage.chunk_store import ChunkStore
 from kernelproxy.storage.manifest import Label, Manifest
 from kernelproxy.storage.threads import Cancel
-from kernelproxy.storage.writer import Part
 
 KIND = "checkpoint"
 #: Owner of checkpoints in the store, from the uid: sessions and checkpoints may share names.
 _OWNER = "{}-checkpoints"
-_SMALL, _HOST, _FILE = "device-small", "host", "file"
-PAGES = "process-pages"
-_READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 class CheckpointCatalog:
@@ -154,70 +143,9 @@ class CheckpointCatalog:
         """
 
         def work() -> tuple[CheckpointView, Manifest]:
-            wanted = list(host.storages)
-            extents, small = _device_part(device.snapshot, wanted)
-            meta = {
-                **label.meta,
-                "storages": [each.id for each in extents],
-                "small": [[number, len(data)] for number, data in small.items()],
-                "parts": len(host.parts),
-                "files": host.files,
-            }
-            blobs: Blobs = {
-                **_blobs(_HOST, fds[0], host.parts),
-                **_blobs(_FILE, fds[1], host.contents),
-                _SMALL: b"".join(small.values()),
-            }
-            if process is not None:
-                # All storages: only the process knows which of them it refers to.
-                extents = _all_extents(device.snapshot)
-                numbers = [each.id for each in extents]
-                meta = {**meta, "process": process.about, "extents": numbers}
-                blobs[PAGES] = process.pages
-                if device.snapshot is not None:
-                    fd = device.snapshot.fd
-                    blobs[TABLES] = os.pread(fd, os.fstat(fd).st_size, 0)
-
-            compared = to_compare = 0
-
-            def put(images: Blobs) -> Manifest:
-                return self._opened().put(
-                    replace(label, meta=meta),
-                    device.arena_fd,
-                    extents,
-                    blobs={**blobs, **images},
-                    previous=device.previous,
-                    progress=lambda done, total: progress(to_compare + done, to_compare + total),
-                    cancel=cancel,
-                )
-
-            with contextlib.ExitStack() as stack:
-                packed = None
-                if process is not None:
-                    packed = stack.enter_context(
-                        contextlib.closing(PackedImages(process.directory))
-                    )
-                images: Blobs = {}
-                if packed is not None:
-                    to_compare = packed.work(device.checkpoint)
-                    # The bytes to store after comparing; many of them may be stored already.
-                    rest = packed.image_bytes + sum(map(len, blobs.values()))
-                    rest += sum(each.count for each in extents)
-
-                    def compare(count: int) -> None:
-                        nonlocal compared
-                        compared += count
-                        cancel.check()
-                        progress(compared, to_compare + rest)
-
-                    images = packed.blobs(self._opened(), device.checkpoint, compare)
-                try:
-                    manifest = put(images)
-                except StoreError as error:
-                    # Meanwhile the checkpoint was deleted on which the images were to be based.
-                    if packed is None or error.reason != "missing":
-                        raise
-                    manifest = put(packed.whole())
+            manifest = write_checkpoint(
+                self._opened, label, host, fds, device, process, cancel, progress
+            )
             return self._describe(manifest), manifest
 
         made, manifest = await asyncio.to_thread(work)
@@ -285,54 +213,9 @@ class CheckpointCatalog:
         """
 
         def read_all(progress: Note) -> tuple[CheckpointOpened, list[int]]:
-            meta, count = manifest.label.meta, 0
-            host = [f"{_HOST}-{index}" for index in range(0 if process else meta["parts"])]
-            held = [f"{_FILE}-{index}" for index in range(len(contents_of(meta["files"])))]
-            numbers = [] if process else meta["storages"]
-            wanted = _only(manifest, numbers)
-            total = sum(manifest.blobs[each].count for each in (*host, *held))
-            total += sum(extent.count for extent in wanted.extents)
-            progress(0, total)
-
-            def read(done: int) -> None:
-                nonlocal count
-                count += done
-                progress(count, total)
-
-            fds: list[int] = []
-            try:
-                for part in ("host", "device"):
-                    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-                    fds.append(os.memfd_create(f"sing-checkpoint-{part}", flags))
-                with tempfile.TemporaryFile(dir=store.root / "tmp") as files:
-                    fds.append(os.dup(files.fileno()))
-                parts = store.write_blobs(manifest, host, fds[0], progress=read)
-                store.write_blobs(manifest, held, fds[2], progress=read)
-                end = max((each.offset + each.count for each in wanted.extents), default=0)
-                os.ftruncate(fds[1], end)
-                store.get(wanted, fds[1], progress=read)
-                os.pwrite(fds[1], store.blob(manifest, _SMALL), end)
-                # Read-only: others share them, and what they wrote would take our memory and
-                # disk.
-                for fd in fds[:2]:
-                    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _READ_ONLY)
-                for index, fd in enumerate(fds):
-                    fds[index] = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-                    os.close(fd)
-            except BaseException:
-                for fd in fds:
-                    os.close(fd)
-                raise
-            storages = [
-                [number, each.offset, each.count]
-                for number, each in zip(numbers, wanted.extents, strict=True)
-            ]
-            for number, count in meta["small"]:
-                storages.append([number, end, count])
-                end += count
+            parts, storages, fds = read_checkpoint(store, manifest, progress, process=process)
             found, form = self._describe(manifest), "process" if process else "namespace"
-            storages = [] if process else storages
-            return CheckpointOpened(found, parts, storages, meta["files"], form), fds
+            return CheckpointOpened(found, parts, storages, manifest.label.meta["files"], form), fds
 
         with self.reading(owner, name):
             store, manifest = await self.load(owner, name)
@@ -426,53 +309,6 @@ def _record(manifest: Manifest) -> CheckpointOrigin:
         about.get("run", ""),
         about["kernel_id"],
         about.get("notebook", ""),
-    )
-
-
-def _blobs(name: str, fd: int, counts: Sequence[int]) -> dict[str, bytes | Part]:
-    """Name consecutive parts of a file as blobs."""
-    ends = list(itertools.accumulate(counts))
-    return {
-        f"{name}-{index}": Part(fd, end - count, count)
-        for index, (end, count) in enumerate(zip(ends, counts, strict=True))
-    }
-
-
-def _device_part(
-    snapshot: Snapshot | None, wanted: Sequence[int]
-) -> tuple[list[ArenaExtent], dict[int, bytes]]:
-    """Return the storages of the host state: extents, and the bytes of small storages."""
-    if snapshot is None or not wanted:
-        if wanted:
-            raise StoreError("The device has nothing of what the notebook refers to.", "damaged")
-        return [], {}
-    extents = {each.id: each for each in read_tables(snapshot.fd).extents}
-    storages = read_storages(snapshot.fd)
-    for number in wanted:
-        if number not in storages:
-            raise StoreError(f"The device no longer has storage {number}.", "damaged")
-        if storages[number].lost:
-            raise StoreError(
-                "A tensor has no value, as the operation that made it failed: delete it first.",
-                "damaged",
-            )
-    small = {number: storages[number].small for number in wanted if number not in extents}
-    return [extents[number] for number in wanted if number in extents], small
-
-
-def _all_extents(snapshot: Snapshot | None) -> list[ArenaExtent]:
-    return list(read_tables(snapshot.fd).extents) if snapshot is not None else []
-
-
-def _only(manifest: Manifest, storages: Sequence[int]) -> Manifest:
-    """Return a checkpoint with the extents of some storages only, in their order."""
-    numbers = manifest.label.meta.get("extents", storages)
-    places = {number: place for place, number in enumerate(numbers)}
-    kept = [places[number] for number in storages]
-    return replace(
-        manifest,
-        extents=tuple(manifest.extents[place] for place in kept),
-        extent_chunks=tuple(manifest.extent_chunks[place] for place in kept),
     )
 
 

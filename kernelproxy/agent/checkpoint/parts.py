@@ -11,6 +11,9 @@ from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.common.errors import ControlError
 from kernelproxy.storage.manifest import Manifest
 
+#: Names of the blobs of a checkpoint; those of the parts of the host state and of the contents of
+#: files continue with a number.
+SMALL_STORAGES, HOST_PART, FILE_CONTENT, PAGES = "device-small", "host", "file", "process-pages"
 _PARTS_MAX = 1 << 20
 
 

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kernelproxy.agent.checkpoint.catalog import PAGES, CheckpointCatalog
+from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog
+from kernelproxy.agent.checkpoint.parts import PAGES
 from kernelproxy.agent.checkpoint.progress import Note, both
 from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lifecycle.session import Session
