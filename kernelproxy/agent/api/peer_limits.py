@@ -197,3 +197,10 @@ def check_request(request: OpenSession, sessions: int) -> None:
                 f"than {_TEXT_CHARACTERS_MAX} characters.",
                 "bad-request",
             )
+
+
+def check_master(uid: int, *, system: bool) -> None:
+    """Raise ControlError unless a user may make decisions that affect all users."""
+    if uid not in (os.getuid(), 0):
+        whose = "root" if system else "another user"
+        raise ControlError(f"This daemon belongs to {whose}.", "not-allowed")

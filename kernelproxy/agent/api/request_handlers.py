@@ -6,90 +6,51 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
 import resource
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from kernelproxy.agent.api.agent import Agent
-from kernelproxy.agent.api.peer_limits import tame
-from kernelproxy.agent.checkpoint.history import last_of_ended
+from kernelproxy.agent.api.answers import Answers
+from kernelproxy.agent.api.stopping import Stopping
 from kernelproxy.agent.checkpoint.progress import (
-    PROGRESS_SECONDS,
     CheckpointProgress,
     Note,
     both,
     with_progress,
 )
-from kernelproxy.agent.checkpoint.retention import KernelRun
-from kernelproxy.agent.status import activity_store, session_status
 from kernelproxy.agent.workers.crash_policy import is_want, pause
-from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, ProtocolError, SingError, StoreError
 from kernelproxy.common.ipc.channel import Channel, expect
 from kernelproxy.common.protocol import (
-    ActivityReply,
-    ActivityRequest,
     Attach,
     AwaitCheckpoint,
-    Carried,
     Checkpoint,
     CheckpointOpened,
     CheckpointReply,
-    CheckpointsReply,
-    CheckpointsRequest,
-    CloseSession,
-    DeleteCheckpoint,
-    Done,
     Error,
-    GetPolicy,
-    LastCheckpoint,
     Listen,
     Message,
     MigrateRequest,
     OpenCheckpoint,
-    OpenSession,
-    Pin,
-    PolicyApplied,
-    PolicyReply,
-    Prepare,
-    Progress,
     Restore,
-    RestoreReply,
     Resume,
-    SessionReply,
-    SetAutomatic,
-    SetPolicy,
-    SetPriority,
-    StatusReply,
-    StatusRequest,
     Stop,
-    StopReply,
     Suspend,
-    TakeOver,
     Tend,
     WatchRequest,
-    Why,
-    WhyReply,
 )
-from kernelproxy.common.protocol.views import DecisionView
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.shared_memory import close_all
 from kernelproxy.common.units import bytes_text
-from kernelproxy.kernel_host import client
 
 log = logging.getLogger(__name__)
 
-_DECISIONS_MAX = 10_000
 #: Time limit for the error to a peer that broke the protocol; it may not read it.
 _LAST_WORD_SECONDS = 1.0
 #: Longest pause between attempts to serve a kernel while descriptors or memory are short.
 WANT_SECONDS_MAX = 8.0
-#: How long the status of a notebook that asks for it itself waits for what it has issued.
-SETTLE_SECONDS_MAX = 2.0
 
 
 class RequestHandlers:
@@ -104,7 +65,12 @@ class RequestHandlers:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._stoppers: list[tuple[Channel, StopReply]] = []
+        self._answers = Answers(agent)
+        self._stopping = Stopping(agent)
+
+    async def say_farewell(self) -> None:
+        """Reply to the callers of `Stop` that everything has ended."""
+        await self._stopping.say_farewell()
 
     @property
     def watchers(self) -> int:
@@ -141,10 +107,10 @@ class RequestHandlers:
                         await channel.send(CheckpointReply(made))
                         continue
                     if isinstance(request, Stop):
-                        return await self._stop(channel, request, uid)
+                        return await self._stopping.stop(channel, request, uid)
                     if isinstance(request, WatchRequest):
                         return await self._watch(channel, request, uid)
-                    answering = self._answer(request, channel, pid, uid)
+                    answering = self._answers.answer(request, channel, pid, uid)
                     if self._may_be_withdrawn(request, pid):
                         answering = _unless_hung_up(channel, answering)
                     reply = await answering
@@ -174,92 +140,6 @@ class RequestHandlers:
             channel.close()
             if not self._agent.sessions:
                 self._agent.on_quiet()
-
-    async def _answer(self, request: Message, channel: Channel, pid: int, uid: int) -> Message:
-        match request:
-            case StatusRequest(asking):
-                await self._learn_checkpoints()
-                own = self._agent.sessions.get(asking)
-                if own is not None and own.core.owner == uid:
-                    await own.settle(SETTLE_SECONDS_MAX)
-                return self.status(uid, asking)
-            case OpenSession():
-                return await self._agent.open(request, channel)
-            case CloseSession(name, died):
-                return await self._agent.close_session(name, uid, died=died)
-            case Suspend(name, why):
-                session = self._agent.find(name, uid, "suspend")
-                by_kernel = pid == session.kernel.pid
-                return SessionReply(
-                    await session.commands.suspend(tame(why), uid, by_kernel=by_kernel)
-                )
-            case Resume(name):
-                return SessionReply(await self._agent.find(name, uid, "resume").commands.resume())
-            case MigrateRequest(name, device):
-                session = self._agent.find(name, uid, "move")
-                return SessionReply(await session.commands.migrate(self._agent.allocator(device)))
-            case Pin(name, pinned):
-                session = self._agent.find(name, uid, "pin")
-                session.preferences.pin(pinned)
-                return SessionReply(session_status.describe_session(session))
-            case SetPriority(name, level):
-                session = self._agent.find(name, uid)
-                session.preferences.prefer(level)
-                return SessionReply(session_status.describe_session(session))
-            case Checkpoint(name):
-                session = self._agent.find(name, uid, "save")
-                return CheckpointReply(await session.requests.ask(request, channel))
-            case Restore(name):
-                session = self._agent.find(name, uid, "restore")
-                return RestoreReply(await session.requests.restore(request, channel))
-            case TakeOver(name, checkpoint):
-                session = self._agent.find(name, uid)
-                session.kernel.check_is(pid)
-                return RestoreReply(
-                    await with_progress(
-                        channel,
-                        None,
-                        lambda note: self._agent.replacement.take_over(session, checkpoint, note),
-                    )
-                )
-            case SetAutomatic(name, every, cells):
-                session = self._agent.find(name, uid)
-                session.core.check_usable()
-                session.automatic.set_rule(every, cells)
-                return SessionReply(session_status.describe_session(session))
-            case LastCheckpoint(name, kernel_id, notebook):
-                if kernel_id or notebook:
-                    run = KernelRun(name, kernel_id, notebook)
-                    found = await last_of_ended(run, uid, self._agent.checkpoints, self._agent.runs)
-                    return CheckpointReply(found)
-                return CheckpointReply(await self._agent.find(name, uid).history.last())
-            case Carried(name):
-                session = self._agent.find(name, uid)
-                session.kernel.check_is(pid)
-                session.requests.carried(request)
-                return Done()
-            case CheckpointsRequest():
-                return CheckpointsReply(await self._agent.checkpoints.all(uid))
-            case DeleteCheckpoint(name):
-                await self._agent.checkpoints.delete(uid, name)
-                for each in self._agent.sessions.values():
-                    each.changed()
-                return Done("It is deleted.")
-            case GetPolicy():
-                return PolicyReply(self._agent.arbiter.policy())
-            case SetPolicy(policy, dry):
-                self._check_master(uid)
-                return PolicyApplied(**self._agent.arbiter.apply(policy, dry=dry))
-            case ActivityRequest(since, resolution):
-                read, directory, now = activity_store.read, paths.runtime_dir(), time.time()
-                activity = await asyncio.to_thread(read, directory, since, now, resolution, uid)
-                return ActivityReply(activity)
-            case Why(name, count):
-                return WhyReply(await self._why(name, count, uid))
-            case Prepare(python, home):
-                self._agent.prepare(python, self._agent.owner(channel, home, python))
-                return Done("It begins.")
-        raise ControlError(f"{request.wire_kind} is no request.", "bad-request")
 
     async def _checkpoint(
         self, channel: Channel, request: Checkpoint, fds: list[int], uid: int
@@ -323,108 +203,11 @@ class RequestHandlers:
             return False
         return all(each.kernel.pid != pid for each in self._agent.sessions.values())
 
-    async def _learn_checkpoints(self) -> None:
-        """Load what the descriptions of sessions say about checkpoints."""
-        if self._agent.cold.there:
-            for owner in {each.core.owner for each in self._agent.sessions.values()}:
-                await self._agent.checkpoints.learn(owner)
-
     async def _watch(self, channel: Channel, request: WatchRequest, uid: int) -> None:
         """Notify a subscriber of changes until it disconnects."""
         only = self._agent.find(request.session, uid) if request.session else None
-        await self._learn_checkpoints()
+        await self._answers.learn_checkpoints()
         await self._agent.subscribers.serve(channel, only, self._agent.arbiter.sharing())
-
-    async def _stop(self, channel: Channel, request: Stop, uid: int) -> None:
-        """Begin to stop; the connection stays open for the reply, which `say_farewell` sends."""
-        self._check_master(uid)
-        reply = StopReply([], [])
-        if request.checkpoint and not self._agent.stopping.is_set():
-            reply = await self._put_away(channel)
-        if not self._agent.settings.system:  # there, each user has a kernel host of their own
-            await self._end_kernels()
-        self._stoppers.append((channel, reply))
-        self._agent.stopping.set()
-        await asyncio.get_running_loop().create_future()  # until it is cancelled
-
-    async def _end_kernels(self) -> None:
-        """End the kernels that have outlived their Jupyter server: none would connect to them."""
-        try:
-            await asyncio.to_thread(client.end_kernels)
-        except (ControlError, OSError) as error:
-            log.warning("Kernels without a server were not ended: %s", error)
-
-    async def _put_away(self, channel: Channel) -> StopReply:
-        """Make checkpoints of all notebooks that would lose something.
-
-        Ends early if another caller stops the daemon.
-
-        Raises
-        ------
-        OSError
-            If the caller has disconnected.
-        """
-        seconds, turn = self._agent.settings.stop_seconds, asyncio.Lock()
-        making = {
-            asyncio.create_task(each.automatic.before_end(seconds, turn))
-            for each in self._agent.sessions.values()
-        }
-        others = asyncio.create_task(self._agent.stopping.wait())
-        try:
-            waiting: set[asyncio.Task[Any]] = set(making)
-            while waiting and not others.done():
-                done, _ = await asyncio.wait(
-                    {*waiting, others},
-                    timeout=PROGRESS_SECONDS,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                waiting -= done
-                await channel.send(Progress(len(making) - len(waiting), len(making)))
-        finally:
-            for task in (*making, others):
-                task.cancel()
-            ended = await asyncio.gather(*making, return_exceptions=True)
-        found = [each for each in ended if not isinstance(each, BaseException)]
-        return StopReply([n for n, _ in found if n], [why for _, why in found if why])
-
-    async def _why(self, name: str, count: int, uid: int) -> list[DecisionView]:
-        """Return the scheduler's decisions about a session.
-
-        Users other than root and the daemon's own can only ask about their own open sessions.
-        """
-        if uid not in (os.getuid(), 0):
-            name = self._agent.find(name, uid).id
-        return await asyncio.to_thread(
-            self._agent.arbiter.decisions, name, min(count, _DECISIONS_MAX)
-        )
-
-    def _check_master(self, uid: int) -> None:
-        """Raise ControlError unless a user may make decisions that affect all users."""
-        if uid not in (os.getuid(), 0):
-            whose = "root" if self._agent.settings.system else "another user"
-            raise ControlError(f"This daemon belongs to {whose}.", "not-allowed")
-
-    def status(self, uid: int, asking: str = "") -> StatusReply:
-        """Describe devices and sessions as a user may see them; `asking` as in `StatusRequest`."""
-        there = [each for each in self._agent.sessions.values() if not each.device_state.closed]
-        sessions = [
-            session_status.shown(
-                session_status.describe_session(e, asking=e.id == asking), e.core.owner, uid
-            )
-            for e in there
-        ]
-        devices = [
-            session_status.describe_device(allocator, sessions)
-            for allocator in self._agent.allocators.values()
-        ]
-        elsewhere = list(self._agent.elsewhere)
-        return StatusReply(devices, sessions, self._agent.arbiter.sharing(), elsewhere)
-
-    async def say_farewell(self) -> None:
-        """Reply to the callers of `Stop` that everything has ended."""
-        for channel, reply in self._stoppers:
-            with contextlib.suppress(OSError):
-                await channel.send(reply)
 
 
 async def _when_possible(serve: Callable[[], Awaitable[None]]) -> None:

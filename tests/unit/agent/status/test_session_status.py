@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kernelproxy.agent.api.agent import Agent
-from kernelproxy.agent.api.request_handlers import RequestHandlers
+from kernelproxy.agent.api.answers import Answers
 from kernelproxy.agent.session.states import State
 from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.state.device_state import DeviceState
@@ -69,7 +69,7 @@ async def changes_nothing(agent: Agent, kept: CountingSupervisor) -> None:
     pages = [bytes(page.memory[:PAGE_BYTES]) for page in (memory.client, memory.agent)]
     before = kept.count, session.core.state, session.core.reason, session.core.since
     for _ in range(3):
-        (shown,) = RequestHandlers(agent).status(os.getuid()).sessions
+        (shown,) = Answers(agent).status(os.getuid()).sessions
         assert shown["state"] == "running"
     after = kept.count, session.core.state, session.core.reason, session.core.since
     assert after == before

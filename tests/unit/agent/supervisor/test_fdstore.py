@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kernelproxy.agent.api.agent import Agent
-from kernelproxy.agent.api.request_handlers import RequestHandlers
+from kernelproxy.agent.api.answers import Answers
 from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, PersistedSession
@@ -96,7 +96,7 @@ def adopt(
     async def take_over() -> tuple[list[SessionView], str]:
         agent = Agent(configured_devices(), AgentSettings(), kept, lambda: None)  # type: ignore[arg-type]
         agent.adopt([PersistedSession("s", record, fds, worker_remains)])
-        sessions = RequestHandlers(agent).status(0).sessions
+        sessions = Answers(agent).status(0).sessions
         ended = page.reason if page.presence == Presence.ENDED else ""
         await agent.close()
         return sessions, ended
