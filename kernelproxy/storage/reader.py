@@ -48,6 +48,47 @@ class _Checked(NamedTuple):
     content: memoryview
 
 
+class _ReadSequence:
+    """Chunks of a snapshot in the sequence in which they are read: wanted extents come first.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    next_wanted : callable, optional
+        See `ChunkStore.get`.
+    """
+
+    def __init__(self, manifest: Manifest, next_wanted: Callable[[], int | None] | None) -> None:
+        self._extents, self._next_wanted = manifest.extents, next_wanted
+        self._pieces = [
+            iter(list(zip(cut(extent.count, manifest.chunk_bytes), keys, strict=True)))
+            for extent, keys in zip(manifest.extents, manifest.extent_chunks, strict=True)
+        ]
+        self._order: Iterator[int] = iter(range(len(self._pieces)))
+        self._current: int | None = None
+
+    def take(self) -> _ChunkRead | None:
+        """Return the next chunk to read; None: there is none left."""
+        wanted = self._next_wanted() if self._next_wanted is not None else None
+        if wanted is not None and (found := self._take_of(wanted)):
+            return found
+        while True:
+            if self._current is None:
+                self._current = next(self._order, None)
+                if self._current is None:
+                    return None
+            if found := self._take_of(self._current):
+                return found
+            self._current = None
+
+    def _take_of(self, index: int) -> _ChunkRead | None:
+        piece = next(self._pieces[index], None)
+        if piece is None:
+            return None
+        (at, _), key = piece
+        return _ChunkRead(index, self._extents[index].offset + at, key)
+
+
 class SnapshotRead:
     """Job that reads one manifest's extents into a file; the caller holds the store's lock.
 
@@ -62,7 +103,7 @@ class SnapshotRead:
     fd : int
         Destination file; each extent is written at its offset.
     on_extent, next_wanted, progress : callable, optional
-        See `Store.get`.
+        See `ChunkStore.get`.
     """
 
     def __init__(
@@ -76,15 +117,9 @@ class SnapshotRead:
         progress: Callable[[int], object] | None = None,
     ) -> None:
         self._files, self._buffer_pool, self._manifest, self._fd = files, buffer_pool, manifest, fd
-        self._on_extent, self._next_wanted = on_extent, next_wanted
-        self._progress = progress
-        self._pieces = [
-            iter(list(zip(cut(extent.count, manifest.chunk_bytes), keys, strict=True)))
-            for extent, keys in zip(manifest.extents, manifest.extent_chunks, strict=True)
-        ]
+        self._on_extent, self._progress = on_extent, progress
+        self._sequence = _ReadSequence(manifest, next_wanted)
         self._left = [len(keys) for keys in manifest.extent_chunks]
-        self._order: Iterator[int] = iter(range(len(self._pieces)))
-        self._current: int | None = None
         self._lock = threading.Lock()
         self._failed = False
         self._checkers = self._readers = self._reading = self._checking = self._buffers_left = 0
@@ -126,7 +161,7 @@ class SnapshotRead:
         buffer = self._take_buffer()
 
         def step() -> bool:
-            piece = self._take()
+            piece = self._sequence.take()
             if piece is not None:
                 self._write(
                     self._check(_Loaded(piece, buffer, self._files.load(buffer, piece.key)))
@@ -149,7 +184,7 @@ class SnapshotRead:
         while (buffer := self._find_buffer()) is not None and not self._failed:
             cancel.check()
             with self._lock:
-                piece = self._take()
+                piece = self._sequence.take()
                 if piece is None:
                     self._reading -= 1
                     if self._reading == 0:
@@ -200,27 +235,6 @@ class SnapshotRead:
         self._left[index] -= 1
         if not self._left[index]:
             self._finished(index)
-
-    def _take(self) -> _ChunkRead | None:
-        """Return the next chunk to read; None: there is none left."""
-        wanted = self._next_wanted() if self._next_wanted is not None else None
-        if wanted is not None and (found := self._take_of(wanted)):
-            return found
-        while True:
-            if self._current is None:
-                self._current = next(self._order, None)
-                if self._current is None:
-                    return None
-            if found := self._take_of(self._current):
-                return found
-            self._current = None
-
-    def _take_of(self, index: int) -> _ChunkRead | None:
-        piece = next(self._pieces[index], None)
-        if piece is None:
-            return None
-        (at, _), key = piece
-        return _ChunkRead(index, self._manifest.extents[index].offset + at, key)
 
     def _finished(self, index: int) -> None:
         if self._on_extent is not None:
