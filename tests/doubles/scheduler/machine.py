@@ -190,10 +190,15 @@ class MachineNotebook:
         self.machine, self.id, self.name, self.user = machine, name, name, user
         self.memory, self.allocator, self.bound, self.owner = memory, allocator, bound, 1
         self.left, self.used = 0.0, False
-        # It stands for the parts of a session, too.
-        self.core = self.tenant = self
         self.observed = SimpleNamespace(suspend_failure="")
         self.begin(pinned=False)
+
+    @property
+    def tenant(self) -> Any:
+        """Itself, which stands for the parts of a session, too."""
+        return self
+
+    core = tenant
 
     def begin(self, *, pinned: bool) -> None:
         """Register with the current agent."""
@@ -210,7 +215,7 @@ class MachineNotebook:
         self.lease.monitor = MemoryMonitor(self)  # type: ignore[assignment]
         migrator = Migrator(me, me.device_state, self.lease, me, me)
         self.commands = Commands(me, me.device_state, me, me, me, migrator, me, self.describe)
-        self.allocator.tenants[self.id] = self  # type: ignore[assignment]
+        self.allocator.tenants[self.id] = self.tenant
         self.attending = asyncio.create_task(self._attend())
         self.arbiter.opened(self.terms())
 
@@ -248,9 +253,9 @@ class MachineNotebook:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         async with self.lock:
-            self.allocator.leave_queue(self)  # type: ignore[arg-type]
+            self.allocator.leave_queue(self.tenant)
             del self.allocator.tenants[self.id]
-            self.allocator.release(self)  # type: ignore[arg-type]
+            self.allocator.release(self.tenant)
         self.left = 0.0
         self.machine.notebooks.pop(self.id, None)
 
@@ -305,7 +310,7 @@ class MachineNotebook:
         finally:
             self.claims -= 1
             if not self.claims:
-                self.allocator.decided(self)  # type: ignore[arg-type]
+                self.allocator.decided(self.tenant)
 
     async def run_granting(self, work: Any) -> Any:
         return await work
@@ -396,7 +401,7 @@ class MachineNotebook:
         self.device_state.announce(Presence.ABSENT)
         self.lease.suspended()
         self.arbiter.evicted(self.id, self.allocator.device.id)
-        self.allocator.release(self)  # type: ignore[arg-type]
+        self.allocator.release(self.tenant)
         self.look()
 
     # Reconcile task.
@@ -430,18 +435,18 @@ class MachineNotebook:
         self.lease.ask()
         if not self.lease.held:
             if state.worker is None and not self.preferences.pinned:
-                self.allocator.release(self)  # type: ignore[arg-type]
+                self.allocator.release(self.tenant)
             return None
         if state.worker is not None:
             return None
-        answer = await self.allocator.reserve(self, self.memory, queued=True)  # type: ignore[arg-type]
+        answer = await self.allocator.reserve(self.tenant, self.memory, queued=True)
         if answer is not GrantAnswer.GRANTED:
             self.allocator.ledger.release(self.id)
             return self.lease.cannot("There is no room.")
         try:
             await self.machine.chance.act(0.3)
         except Exception as error:
-            self.allocator.release(self)  # type: ignore[arg-type]
+            self.allocator.release(self.tenant)
             return self.lease.cannot(str(error))
         state.worker, self.needed, state.position = CellWorker(self), False, 1
         return None

@@ -76,7 +76,10 @@ def run(do: Do, error: Exception | None = None) -> list[tuple[Any, ...]]:
         told = Told()
         session = Fake(told, error)
         there = SimpleNamespace(device=SimpleNamespace(id=THERE, memory_total=1))
-        actions = SchedulerActions(told, {"s": session}, {HERE: session.allocator, THERE: there})  # type: ignore
+        arbiter: Any = told
+        sessions: dict[str, Any] = {"s": session}
+        allocators: dict[str, Any] = {HERE: session.allocator, THERE: there}
+        actions = SchedulerActions(arbiter, sessions, allocators)
         result = do(actions, session, told)
         if result is not None:
             await result
