@@ -165,7 +165,7 @@ class FakeDaemon:
         self.too_early = 0
         #: If set, callers that request a checkpoint wait. Released for each that has disconnected.
         self.busy = False
-        self.hung_up = threading.Semaphore(0)
+        self.disconnected = threading.Semaphore(0)
         #: Connections of process managers, whose orders the test sends.
         self.managers: queue.Queue[FakeAgent] = queue.Queue()
         self._agents: list[FakeAgent] = []
@@ -206,7 +206,7 @@ class FakeDaemon:
                         send_message(sock, each)
                 if self.busy and isinstance(request, protocol.Checkpoint):
                     assert sock.recv(1) == b""
-                    self.hung_up.release()
+                    self.disconnected.release()
                     return
                 if isinstance(request, protocol.WatchRequest):
                     self._be_watched(sock)

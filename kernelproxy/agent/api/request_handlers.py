@@ -247,13 +247,16 @@ async def _unless_hung_up(channel: Channel, answering: Coroutine[None, None, Mes
     ConnectionError
         If the caller has disconnected.
     """
-    task, hanging_up = asyncio.create_task(answering), asyncio.create_task(channel.hung_up())
+    task, disconnecting = (
+        asyncio.create_task(answering),
+        asyncio.create_task(channel.wait_disconnected()),
+    )
     try:
-        await asyncio.wait({task, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ConnectionError("The other side closed the connection.")
         return task.result()
     finally:
-        for each in (task, hanging_up):
+        for each in (task, disconnecting):
             each.cancel()
-        await asyncio.gather(task, hanging_up, return_exceptions=True)
+        await asyncio.gather(task, disconnecting, return_exceptions=True)

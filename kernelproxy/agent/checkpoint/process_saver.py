@@ -94,7 +94,7 @@ class ProcessSaver:
             await channel.send(CheckpointBegun(True, name))
         absences = kernel.absences
         try:
-            await _hung_up(channel)
+            await _wait_disconnected(channel)
             seconds = await dump(
                 self._managers.current, kernel, directory, leave_running=True, check=check
             )
@@ -113,7 +113,7 @@ class ProcessSaver:
         return ProcessSide(directory, b"".join(pages), about)
 
 
-async def _hung_up(channel: Channel) -> None:
+async def _wait_disconnected(channel: Channel) -> None:
     """Wait until a kernel that is to detach has closed its connection.
 
     Raises

@@ -171,17 +171,17 @@ class Subscribers:
         self._tell_within(LOOK_SECONDS)
         views = [self._view(each, uid) for each in known if only is None or each["id"] == only.id]
         reply = StatusReply(watcher.learn(self._devices()), views, sharing)
-        hanging_up = asyncio.create_task(_hung_up(channel))
+        disconnecting = asyncio.create_task(_wait_disconnected(channel))
         telling = asyncio.create_task(
             channel.charged(self._keep_telling(watcher, channel, uid, reply))
         )
         try:
-            await asyncio.wait({hanging_up, telling}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({disconnecting, telling}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._leave(watcher)
-            for task in (hanging_up, telling):
+            for task in (disconnecting, telling):
                 task.cancel()
-            await asyncio.gather(hanging_up, telling, return_exceptions=True)
+            await asyncio.gather(disconnecting, telling, return_exceptions=True)
         if not telling.cancelled():
             telling.result()
 
@@ -261,7 +261,7 @@ def _moves(session: Session) -> bool:
     return TRAITS[state].changes_unreported or session.requests.underway.describe() is not None
 
 
-async def _hung_up(channel: Channel) -> None:
+async def _wait_disconnected(channel: Channel) -> None:
     """Wait for the subscriber to disconnect; discard anything it sends."""
     with contextlib.suppress(ConnectionError):
         while True:

@@ -89,7 +89,7 @@ class Channel:
             # A peer that sends without pause must not block the loop.
             await asyncio.sleep(0)
 
-    async def hung_up(self) -> None:
+    async def wait_disconnected(self) -> None:
         """Wait until the peer disconnects; only while no task is in `receive`.
 
         If the peer sends data instead, this leaves it to `receive` and does not return.

@@ -260,7 +260,7 @@ async def test_waiting_verbs_do_not_block_other_requests(
         for each in waiting:
             each.close()
         for _ in range(many):
-            assert await asyncio.to_thread(fake_daemon.hung_up.acquire, timeout=SECONDS_MAX)
+            assert await asyncio.to_thread(fake_daemon.disconnected.acquire, timeout=SECONDS_MAX)
 
 
 async def test_checkpoint_names_may_contain_special_characters(
