@@ -316,7 +316,7 @@ def test_without_descriptors_the_agent_pauses_and_ends_no_session(
     limits = resource.prlimit(agent, resource.RLIMIT_NOFILE)
     resource.prlimit(agent, resource.RLIMIT_NOFILE, (3, limits[1]))
     asking = ask_in_a_process()
-    wait_until(lambda: "Nobody can connect" in log.read_text())
+    wait_until(lambda: "No connections are accepted" in log.read_text())
     works.add(2)
     assert works.read() == works.state
     with comes_back.cell():
