@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
-# Most tests wait more than they compute. Each worker runs whole files, in the order of conftest.py.
-TEST_WORKERS ?= $(shell expr 2 \* $$(nproc))
+# Most tests wait now and then: one worker more than cores. Each runs whole files, in the order of conftest.py.
+TEST_WORKERS ?= $(shell expr 1 + $$(nproc))
 PARALLEL := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 NPM := npm --prefix labextension --silent
 FUZZ_SECONDS ?= 20

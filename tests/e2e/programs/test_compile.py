@@ -30,7 +30,7 @@ NOTICE = (
 )
 
 #: Programs that run in one process; compiling takes seconds for each.
-GROUP = 7
+GROUP = 4
 
 Results = dict[str, dict[str, Any]]
 Both = tuple[Results, Results, str]
