@@ -31,7 +31,7 @@ CELLS = """
 import os, sys, time, torch
 from kernelproxy.kernel import activation
 from kernelproxy.common.ipc import agent_client as control
-from kernelproxy.common.protocol import Status
+from kernelproxy.common.protocol import StatusRequest
 numbers = torch.ones(256, device="cuda")
 while not os.path.exists(sys.argv[1]):
     activation.cell(1)
@@ -41,7 +41,7 @@ while not os.path.exists(sys.argv[1]):
     activation.cell(-1)
     asked = time.monotonic()
     with control.connect(start=False) as daemon:
-        daemon.call(Status(), 60)
+        daemon.call(StatusRequest(), 60)
     print(begin, end - begin, time.monotonic() - asked, flush=True)
     time.sleep(0.03)
 """
