@@ -213,8 +213,9 @@ class CheckpointCatalog:
         """
 
         def read_all(progress: Note) -> tuple[CheckpointOpened, list[int]]:
-            parts, storages, fds = read_checkpoint(store, manifest, progress, process=process)
+            # Described first: that may fail, and then no descriptors are open yet.
             found, form = self._describe(manifest), "process" if process else "namespace"
+            parts, storages, fds = read_checkpoint(store, manifest, progress, process=process)
             return CheckpointOpened(found, parts, storages, manifest.label.meta["files"], form), fds
 
         with self.reading(owner, name):
