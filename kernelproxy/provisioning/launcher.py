@@ -26,6 +26,7 @@ from kernelproxy.kernel_host.client import RemoteKernel
 from kernelproxy.kernel_host.hosted_kernel import HostedKernel
 from kernelproxy.kernel_host.process_manager import ProcessManager
 from kernelproxy.kernel_host.server_records import KernelRecord, changes
+from kernelproxy.provisioning.ports import ReservedPorts
 
 #: Reasons why the kernel host cannot start any kernel, in a sandbox or not.
 _NO_KERNEL_HOST = ("no-daemon", "timeout", "broken", "unavailable")
@@ -45,6 +46,31 @@ class KeptKernel(LocalProvisioner):
     _kernel: HostedKernel | None = None  # owned by a process manager, or by the kernel host
     _adopted = False  # it runs already
     _wanted: dict[str, str] | None = None  # the environment, as it was requested
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._ports = ReservedPorts()
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Called by the kernel manager before each launch: reserve the kernel's ports."""
+        manager = self.parent
+        # Without a port, a manager wants new ones: those before were taken.
+        if manager and manager.cache_ports and not (self.ports_cached and manager.shell_port):
+            try:
+                self._ports.reserve(manager)
+                self.ports_cached = True
+            except OSError as error:
+                self.log.warning(
+                    "jupyter_sing: the ports of kernel %s are not reserved: %s",
+                    self.kernel_id, error,
+                )  # fmt: skip
+        return await super().pre_launch(**kwargs)
+
+    async def cleanup(self, restart: bool = False) -> None:
+        """Called by the kernel manager when the kernel has ended; `restart`: a launch follows."""
+        if not restart:
+            self._ports.release()
+        await super().cleanup(restart=restart)
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
         """Called by the kernel manager to start the kernel, in a sandbox if there is a form."""

@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import nbformat
 from playwright.sync_api import Error, Locator, Page, expect
 
 from tests.conftest import ROOT
+from tests.doubles.free_ports import free_ports
 
 #: Longest time that any action may take on a loaded machine.
 SECONDS_MAX = 120.0
@@ -93,9 +93,7 @@ class Lab:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(value))
         self.token = secrets.token_hex()
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.port = int(sock.getsockname()[1])
+        (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}/"
         self._command = [
             python, "-m", app, "--no-browser", "--allow-root", "--ip=127.0.0.1",

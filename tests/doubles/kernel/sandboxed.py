@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import os
-import random
 import select
 import socket
 import subprocess
@@ -21,6 +19,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 
 from kernelproxy.criu import criu, sandbox
 from kernelproxy.criu.sandbox import Form
+from tests.doubles.free_ports import free_ports
 
 SECONDS_MAX = 60.0
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
@@ -214,16 +213,6 @@ class SandboxedKernel:
         self.client.stop_channels()
         self.client.context.destroy(linger=0)
         end(self.process, self.pid)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return unused ports outside the range that the system assigns."""
-    found: set[int] = set()
-    while len(found) < count:
-        port = random.randrange(20_000, 32_768)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.add(port)
-    return [*found]
 
 
 def connection(ports: list[int]) -> dict[str, Any]:

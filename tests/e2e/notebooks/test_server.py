@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,14 +23,12 @@ from jupyter_core.paths import jupyter_runtime_dir
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from jupyter_sing.cli import commands
+from tests.doubles.free_ports import free_ports
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, wait_for_session
 from tests.integration.conftest import command_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-
-#: Ports to try: each was free when it was looked for.
-PORTS_MAX = 5
 
 
 class Server:
@@ -39,14 +36,10 @@ class Server:
 
     def __init__(self, root: Path, *options: str) -> None:
         self.token, self.log = secrets.token_hex(), root.with_suffix(".log")
-        for _ in range(PORTS_MAX):
-            self._start(_free_port(), f"--ServerApp.root_dir={root}", *options)
-            if self._answers():
-                return
-            said = self.log.read_text(errors="replace")
-            if "already in use" not in said:  # otherwise another process took the port first
-                break
-        raise AssertionError(said)
+        (port,) = free_ports(1)
+        self._start(port, f"--ServerApp.root_dir={root}", *options)
+        if not self._answers():
+            raise AssertionError(self.log.read_text(errors="replace"))
 
     def _start(self, port: int, *options: str) -> None:
         command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root"]
@@ -97,13 +90,6 @@ async def hang_up(socket: WebSocketClientConnection) -> None:
     socket.close()
     while await asyncio.wait_for(socket.read_message(), SECONDS_MAX) is not None:
         pass
-
-
-def _free_port() -> int:
-    """Find a port that no process uses."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture

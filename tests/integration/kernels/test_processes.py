@@ -20,6 +20,7 @@ import pytest
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.criu import criu, images, sandbox
 from kernelproxy.criu.sandbox import Form
+from tests.doubles.free_ports import free_ports
 from tests.doubles.kernel import sandboxed
 from tests.doubles.kernel.sandboxed import SECONDS_MAX, SETUP, STEP, SUM, SandboxedProgram, closing
 from tests.doubles.waiting import wait_until
@@ -117,7 +118,7 @@ def test_copies_of_a_kernel_live_beside_it(form: Form, tmp_path: Path) -> None:
         criu.dump(form, kernel.pid, images_at, wake_fd=wake, leave_running=True)
         assert kernel.run(STEP, "state")[:2] == [42, 3]
         old = sorted(criu.listening(images_at))
-        maps = [dict(zip(old, sandboxed.free_ports(len(old)), strict=True)) for _ in range(2)]
+        maps = [dict(zip(old, free_ports(len(old)), strict=True)) for _ in range(2)]
         with (
             closing(sandboxed.restore(form, images_at, ports=maps[0])) as one,
             closing(sandboxed.restore(form, images_at, ports=maps[1])) as two,
@@ -334,7 +335,7 @@ def test_a_port_that_the_system_chose_is_another_where_it_is_taken(
     (own, fixed) = (answering.port, answering.ask("other.getsockname()[1]"))
     images_at = save(form, answering, tmp_path / "images", leave_running=True)
     assert criu.listening(images_at) == {own, fixed}
-    (new,) = sandboxed.free_ports(1)
+    (new,) = free_ports(1)
     running = criu.restore(form, images_at, ports={own: new}, stdout=subprocess.DEVNULL)
     with closing(SandboxedProgram(running.process, running.pid, new)) as again:
         assert again.ask("other.getsockname()[1]") not in (own, fixed, new)

@@ -198,7 +198,10 @@ def test_without_a_kernel_host_a_kernel_starts_and_the_log_shows_the_consequence
     async def launched() -> int | None:
         kwargs = await one.pre_launch(env=dict(os.environ))
         await one.launch_kernel(**kwargs)
-        return await one.wait()
+        try:
+            return await one.wait()
+        finally:
+            await one.cleanup()
 
     assert asyncio.run(launched()) == 0
     assert "kernel k will end with this server: There is none" in caplog.text

@@ -1,0 +1,64 @@
+"""Reserved ports: those of a kernel, from their choice until the kernel has ended.
+
+Jupyter chooses free ports, and the kernel listens on them seconds later; meanwhile any other
+process or outgoing connection may get them (jupyter_client#487), and the kernel dies. A socket that
+is bound but does not listen prevents that. It does not hinder the kernel: ZeroMQ, like most
+servers, sets SO_REUSEADDR.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+from jupyter_client.connect import LocalPortCache
+
+CHANNELS = ("shell", "iopub", "stdin", "hb", "control")
+
+
+class _Manager(Protocol):
+    ip: str
+
+
+class ReservedPorts:
+    """Ports of one kernel that no other process and no connection can get."""
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+
+    def reserve(self, manager: _Manager) -> None:
+        """Choose free ports for a kernel manager, and reserve them in place of those before.
+
+        Raises
+        ------
+        OSError
+            If there are not enough, or too many files are open.
+        """
+        self.release()
+        try:
+            for _ in CHANNELS:
+                self._held.append(_bound(manager.ip))
+        except OSError:
+            self.release()
+            raise
+        ports = [sock.getsockname()[1] for sock in self._held]
+        for channel, port in zip(CHANNELS, ports, strict=True):
+            setattr(manager, f"{channel}_port", port)
+        # Other kernels of this server choose others also when these are released.
+        LocalPortCache.instance().currently_used_ports.update(ports)
+
+    def release(self) -> None:
+        """Release the ports; idempotent."""
+        while self._held:
+            self._held.pop().close()
+
+
+def _bound(ip: str) -> socket.socket:
+    sock = socket.socket()
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((ip, 0))
+    except OSError:
+        sock.close()
+        raise
+    return sock
