@@ -8,7 +8,9 @@ servers, sets SO_REUSEADDR.
 
 from __future__ import annotations
 
+import os
 import socket
+import weakref
 from typing import Protocol
 
 from jupyter_client.connect import LocalPortCache
@@ -24,7 +26,9 @@ class ReservedPorts:
     """Ports of one kernel that no other process and no connection can get."""
 
     def __init__(self) -> None:
-        self._held: list[socket.socket] = []
+        self._held: list[int] = []
+        # A kernel manager whose kernel has died may be dropped without a cleanup.
+        weakref.finalize(self, _close, self._held)
 
     def reserve(self, manager: _Manager) -> None:
         """Choose free ports for a kernel manager, and reserve them in place of those before.
@@ -35,13 +39,17 @@ class ReservedPorts:
             If there are not enough, or too many files are open.
         """
         self.release()
+        ports = []
         try:
             for _ in CHANNELS:
-                self._held.append(_bound(manager.ip))
+                with socket.socket() as sock:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    sock.bind((manager.ip, 0))
+                    ports.append(sock.getsockname()[1])
+                    self._held.append(sock.detach())
         except OSError:
             self.release()
             raise
-        ports = [sock.getsockname()[1] for sock in self._held]
         for channel, port in zip(CHANNELS, ports, strict=True):
             setattr(manager, f"{channel}_port", port)
         # Other kernels of this server choose others also when these are released.
@@ -49,16 +57,9 @@ class ReservedPorts:
 
     def release(self) -> None:
         """Release the ports; idempotent."""
-        while self._held:
-            self._held.pop().close()
+        _close(self._held)
 
 
-def _bound(ip: str) -> socket.socket:
-    sock = socket.socket()
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((ip, 0))
-    except OSError:
-        sock.close()
-        raise
-    return sock
+def _close(held: list[int]) -> None:
+    while held:
+        os.close(held.pop())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import socket
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,9 +90,19 @@ def test_ports_are_released_when_the_kernel_has_ended(kernel: KeptKernel) -> Non
 def test_a_launch_continues_if_ports_cannot_be_reserved(
     kernel: KeptKernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(ip: str) -> socket.socket:
+    def fail() -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(ports, "_bound", fail)
+    monkeypatch.setattr(ports, "socket", SimpleNamespace(**{**vars(socket), "socket": fail}))
     assert all(is_free(kernel, port) for port in prepare(kernel))  # Jupyter has chosen them
     assert "the ports of kernel k are not reserved: [Errno 24]" in caplog.text
+
+
+def test_ports_of_a_dropped_provisioner_are_released(kernel: KeptKernel) -> None:
+    manager = kernel.parent
+    assert manager is not None
+    one = KeptKernel(kernel_id="k", kernel_spec=kernel.kernel_spec, parent=manager)
+    old = prepare(one)
+    del one
+    gc.collect()
+    assert all(is_free(kernel, port) for port in old)
