@@ -23,6 +23,9 @@ BASE_SECONDS = 30.0
 #: Speed of a slow disk.
 BYTES_PER_SECOND = 30e6
 END_SECONDS = 10.0
+#: A process with an open database transaction is given so long to finish it, so many times.
+TRANSACTION_SECONDS = 2.0
+TRANSACTION_TRIES = 3
 #: Removed files that are still open are copied into the images, up to this size each.
 GHOST_LIMIT = "1G"
 LOG = "criu.log"
@@ -43,6 +46,10 @@ _MEANINGS = {
     r"Can't open file (?P<what>\S+)": "it had {what} open, which cannot be opened now",
     r"Can't bind inet socket": "a port at which it listened is taken",
 }
+
+
+class _TransactionError(ProcessError):
+    """The process was saved amid a database transaction."""
 
 
 @dataclass
@@ -97,16 +104,29 @@ def dump(
     ------
     ProcessError
         ``dump`` or ``timeout``: it cannot be saved; it continues, and the directory is empty.
+
+    Notes
+    -----
+    A process amid an SQLite transaction cannot be restored. IPython's history has one after every
+    cell. So this waits for the end of a transaction, and looks at the images again: a new one may
+    have begun before the process was stopped.
     """
     if timeout is None:
         timeout = BASE_SECONDS + memory_bytes(pid) / BYTES_PER_SECOND
     _make_private(directory)
     try:
         with Target(pid) as target:
-            # A process that is to end is only stopped until its images are complete.
-            stopped = nullcontext() if leave_running else target.continued_on_failure()
-            with _emptied_on_failure(directory), stopped:
-                seconds = _save(form, target, directory, wake_fd, leave_running, timeout)
+            for tries_left in reversed(range(TRANSACTION_TRIES)):
+                target.wait_for_transactions(TRANSACTION_SECONDS)
+                # A process that is to end is only stopped until its images are complete.
+                stopped = nullcontext() if leave_running else target.continued_on_failure()
+                try:
+                    with _emptied_on_failure(directory), stopped:
+                        seconds = _save(form, target, directory, wake_fd, leave_running, timeout)
+                    break
+                except _TransactionError:
+                    if not tries_left:
+                        raise
             if not leave_running:
                 target.end()
     except OSError as error:
@@ -130,6 +150,9 @@ def _save(
     with _work_directory() as work:
         command += _options(form, directory, work)
         _run(sandbox.enter(form, target.pid, command), work, timeout)
+        if databases := images.in_transaction(directory):
+            what = ", ".join(databases)
+            raise _TransactionError(f"it is amid a transaction of the database {what}", "dump")
         mapped = images.mapped_files(directory)
         target.describe(form.kind, wake_fd, mapped).write(directory)
         return images.frozen_seconds(work)

@@ -14,6 +14,8 @@ from kernelproxy.common.ipc.fd_wait import readable
 from kernelproxy.criu import images
 
 END_SECONDS = 60.0
+#: A short transaction, as of IPython's history, takes about as long.
+TRANSACTION_POLL_SECONDS = 0.01
 
 
 class Target:
@@ -55,6 +57,14 @@ class Target:
                 with suppress(ProcessLookupError):
                     os.kill(each, signal.SIGCONT)
             raise
+
+    def wait_for_transactions(self, seconds: float) -> None:
+        """Wait until no SQLite database has an open transaction, or for so many seconds."""
+        deadline = time.monotonic() + seconds
+        while images.databases_in_transaction(_open_files(self.pid)):
+            left = deadline - time.monotonic()
+            if left <= 0 or readable(self._fd, min(left, TRANSACTION_POLL_SECONDS)):
+                return
 
     def describe(self, kind: str, wake_fd: int, mapped: list[images.Mapped]) -> images.Info:
         """Return the information that the images lack."""
@@ -127,6 +137,14 @@ def _lock_table() -> list[tuple[str, str]]:
     """Return the process, and the device with inode, of each lock that is held."""
     rows = [line.split() for line in Path("/proc/locks").read_text("ascii").splitlines()]
     return [(row[4], row[5]) for row in rows if len(row) >= 6 and row[1] != "->"]
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    """Yield the paths of the files that a process and its descendants have open."""
+    for each in _tree(pid):
+        for entry in Path(f"/proc/{each}/fd").glob("*"):
+            with suppress(OSError):  # closed meanwhile
+                yield os.readlink(entry)
 
 
 def _tree(pid: int) -> Iterator[int]:

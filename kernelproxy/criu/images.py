@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -49,6 +49,8 @@ _PROT_EXEC, _FILE_PRIVATE, _FILE_SHARED = 4, 1 << 6, 1 << 7
 
 #: Larger files without code are identified by time and size: hashing them takes seconds.
 HASHED_BYTES_MAX = 256 << 20
+#: Suffix of SQLite's rollback journals.
+JOURNAL = "-journal"
 #: Number of process ids above those of a process that are reserved for the restoring ones.
 SPARE_PIDS = 300
 
@@ -258,19 +260,41 @@ def mapped_files(directory: Path) -> list[Mapped]:
     OSError
         If such a file cannot be read.
     """
-    names = {}
-    for each in read_entries(directory / "files.img", _FILES):
-        if (file := each.message(_REG)) is not None:
-            names[file.number(_REG_ID)] = os.fsdecode(file.data(_REG_NAME))
-    # Removed files are in the images.
-    for each in read_entries(directory / "remap-fpath.img", _REMAP):
-        names.pop(each.number(1), None)
+    names = _kept_files(directory)
     with Digests() as digests:
         return [
             _describe(names[number], digests, code=code, private=private)
             for number, (code, private) in sorted(_uses(directory).items())
             if number in names
         ]
+
+
+def _kept_files(directory: Path) -> dict[int, str]:
+    """Return the regular files in use by number, without removed ones: those are in the images."""
+    names = {}
+    for each in read_entries(directory / "files.img", _FILES):
+        if (file := each.message(_REG)) is not None:
+            names[file.number(_REG_ID)] = os.fsdecode(file.data(_REG_NAME))
+    for each in read_entries(directory / "remap-fpath.img", _REMAP):
+        names.pop(each.number(1), None)
+    return names
+
+
+def in_transaction(directory: Path) -> list[str]:
+    """Return the databases with an open transaction, see `databases_in_transaction`."""
+    return databases_in_transaction(_kept_files(directory).values())
+
+
+def databases_in_transaction(files: Iterable[str]) -> list[str]:
+    """Return the SQLite databases among open files that have an open rollback journal.
+
+    The end of the transaction removes the journal, also if another process rolls it back. After
+    that, a process that had it open cannot be restored, and must not be: it would continue a
+    transaction on a database that has changed.
+    """
+    names = set(files)
+    found = (each.removesuffix(JOURNAL) for each in names if each.endswith(JOURNAL))
+    return sorted(names.intersection(found))
 
 
 def _uses(directory: Path) -> dict[int, tuple[bool, bool]]:

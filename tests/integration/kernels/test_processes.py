@@ -19,6 +19,7 @@ import pytest
 
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.criu import criu, images, sandbox
+from kernelproxy.criu.dump_target import Target
 from kernelproxy.criu.sandbox import Form
 from tests.doubles.free_ports import free_ports
 from tests.doubles.kernel import sandboxed
@@ -42,6 +43,14 @@ def answering(form: Form) -> Iterator[SandboxedProgram]:
     """A small program in a sandbox."""
     with closing(sandboxed.start_program(form)) as program:
         yield program
+
+
+# Opens a database for all threads, and leaves a transaction open.
+BEGIN = """
+import sqlite3, threading
+database = sqlite3.connect({file!r}, check_same_thread=False)
+_ = database.executescript("CREATE TABLE t (i); BEGIN; INSERT INTO t VALUES (5)")
+"""
 
 
 def save(
@@ -341,7 +350,56 @@ def test_a_port_that_the_system_chose_is_another_where_it_is_taken(
         assert again.ask("other.getsockname()[1]") not in (own, fixed, new)
 
 
+def test_a_process_is_saved_after_a_transaction_that_is_open(
+    form: Form, answering: SandboxedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(criu, "TRANSACTION_TRIES", 1)
+    answering.ask(f"exec({BEGIN.format(file=str(tmp_path / 'db'))!r}, names)")
+    answering.ask("threading.Timer(0.2, database.commit).start()")
+    images_at = save(form, answering, tmp_path / "images")
+    assert images.in_transaction(images_at) == []
+    with closing(sandboxed.restore_program(form, images_at)) as again:
+        assert again.ask("list(database.execute('SELECT i FROM t'))") == [(5,)]
+
+
+def test_a_process_that_was_saved_amid_a_transaction_is_saved_again(
+    form: Form, answering: SandboxedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering.ask(f"exec({BEGIN.format(file=str(tmp_path / 'db'))!r}, names)")
+    waits = []
+
+    def wait(target: Target, seconds: float) -> None:
+        """Return at once, as if the transaction had begun after this; the second time, end it."""
+        waits.append(seconds)
+        if len(waits) > 1:
+            answering.ask("database.commit()")
+
+    monkeypatch.setattr(Target, "wait_for_transactions", wait)
+    images_at = save(form, answering, tmp_path / "images")
+    assert len(waits) == 2
+    with closing(sandboxed.restore_program(form, images_at)) as again:
+        assert again.ask("list(database.execute('SELECT i FROM t'))") == [(5,)]
+
+
 # ---------------------------------------------------------------- what is refused
+
+
+def test_a_process_amid_a_transaction_is_refused_and_continues(
+    form: Form, answering: SandboxedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(criu, "TRANSACTION_SECONDS", 0.05)
+    answering.ask(f"exec({BEGIN.format(file=str(tmp_path / 'db'))!r}, names)")
+    for leave_running in (True, False):
+        with pytest.raises(
+            ProcessError, match=rf"amid a transaction of the database \S*{tmp_path}/db"
+        ):
+            save(form, answering, tmp_path / "images", leave_running=leave_running)
+        assert list((tmp_path / "images").iterdir()) == []
+        assert answering.ask("list(database.execute('SELECT i FROM t'))") == [(5,)]
+    answering.ask("database.commit()")
+    images_at = save(form, answering, tmp_path / "images")
+    with closing(sandboxed.restore_program(form, images_at)) as again:
+        assert again.ask("list(database.execute('SELECT i FROM t'))") == [(5,)]
 
 
 def test_a_mapped_library_that_changed_is_refused(

@@ -142,6 +142,7 @@ def test_large_messages_and_their_buffers_pass(wiring: Wiring) -> None:
 def test_each_client_types_what_it_is_asked_for(wiring: Wiring) -> None:
     wiring.connected()
     first, second = wiring.subscribed(), wiring.client()
+    assert second.beats()  # now its channels are connected
     for client, value in ((second, "two"), (first, "one")):
         asked = client.run("input")
         assert client.hear("stdin")["msg_type"] == "input_request"
