@@ -13,7 +13,7 @@ from benchmarks.execution.operators import Small
 from benchmarks.states.moves import ResumeTimes
 from benchmarks.states.notebooks import BenchmarkNotebooks
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 #: Parts that share their runners, and the others.
 TOGETHER = ("programs", "operators", "profile", "snapshots", "moves")
@@ -121,6 +121,7 @@ def test_the_page_has_all_of_it(measure: Measure) -> None:
     assert page.count("\n| 64 | ") == 7
 
 
+@pytest.mark.alone  # its cells have 50 ms
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 def test_cells_are_not_delayed_by_a_hostile_user(measure: Measure) -> None:
     (attack,) = measure("hostile").hostile

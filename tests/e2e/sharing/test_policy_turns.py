@@ -90,13 +90,16 @@ def test_two_users_take_turns_for_as_long_as_both_train() -> None:
         ]
         for each in both:
             assert each.answer() == ["ready"]
-        steps = STEPS
+        # Each always has a next cell, so that both want the device until the end.
+        for each in both:
+            each.ask(STEPS)
+            each.ask(STEPS)
         while min(kinds(each).count("preempt") for each in both) < 3:
             for each in both:
-                each.ask(steps)
-            for each in both:
-                assert len(each.answer()) == steps
-            steps *= 2
+                assert len(each.answer()) == STEPS
+                each.ask(STEPS)
+        for each in both * 2:
+            assert len(each.answer()) == STEPS
         found = [[(at, kind, who) for at, kind in decided(who)] for who in both]
         told = sorted((each for one in found for each in one), key=lambda each: each[0])
         ends = [i for i, (_, kind, _) in enumerate(told) if kind == "preempt"]
