@@ -7,10 +7,9 @@ simulation carries them out. It is strict: a decision that is impossible on real
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -29,19 +28,17 @@ from jupyter_sing.scheduler.events import (
     CellFinished,
     CellSubmitted,
     Event,
-    Evicted,
-    Moved,
-    Released,
     SessionAdded,
     SessionRemoved,
-    Started,
     Tick,
 )
-from jupyter_sing.scheduler.ids import DeviceId, SessionId
+from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.settings import Tier
 from jupyter_sing.simulator.cluster import SimulatedCluster, SimulatedDevices, SimulationError
+from jupyter_sing.simulator.execution import SimulatedLeases, SimulatedMemory
 from jupyter_sing.simulator.outcome import CellRecord, SessionRecord, SimulationOutcome
 from jupyter_sing.simulator.workload import SimulatedSession, Workload
+from jupyter_sing.simulator.world import SessionRun, SimulatedWorld
 
 TICKS_IN_VAIN_MAX = 10_000
 
@@ -71,31 +68,6 @@ class SimulatedTerms:
 def equals(session: SimulatedSession) -> SimulatedTerms:
     """Return the terms of a session with a user of its own; all have the same rights."""
     return SimulatedTerms("default", session.name)
-
-
-@dataclass
-class _Run:
-    """State of a session on its way through its cells."""
-
-    session: SimulatedSession
-    terms: SimulatedTerms
-    record: SessionRecord
-    index: int = 0
-    waiting: bool = False  # has a cell that is not finished
-    remaining: float = 0.0
-    submitted: float = 0.0
-    first_started: float | None = None
-    token: int | None = None  # of the lease that it has
-    devices: tuple[DeviceId, ...] = ()
-    granted: float = 0.0
-    started: float | None = None  # when it began to execute under that lease
-    stopping: bool = False
-    leaving: tuple[DeviceId, ...] = ()  # where its memory is free once it has started
-    resident: dict[DeviceId, float] = field(default_factory=dict)  # since when it is not executing
-    evicting: set[DeviceId] = field(default_factory=set)
-    loaded: bool = False  # was on a device before
-    cold: bool = False  # its memory is on disk
-    demand_at_open: float = 0.0
 
 
 class Simulation:
@@ -142,19 +114,16 @@ class Simulation:
                     f"Session {session.name} needs {session.memory / 1e9:.1f} GB of a device, "
                     f"which has {cluster.memory / 1e9:.1f}."
                 )
-        self._workload, self._cluster, self._scheduler = workload, cluster, scheduler
-        self._terms, self._show, self._total = terms, show, workload.cells
-        self._devices = SimulatedDevices(cluster, _classes(workload))
-        self._runs: dict[SessionId, _Run] = {}
+        self._scheduler, self._terms = scheduler, terms
+        self._show, self._total = show, workload.cells
+        self._runs: dict[SessionId, SessionRun] = {}
         self._said: dict[SessionId, str] = {}  # why a session waits
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._sequence = 0
-        self._now = 0.0
-        self._token = 0
-        self._demand, self._demand_seconds = 0, 0.0
-        self._outcome = SimulationOutcome(cluster.gpus)
+        devices = SimulatedDevices(cluster, _classes(workload))
+        self._world = SimulatedWorld(cluster, devices, self._notify)
+        self._memory = SimulatedMemory(self._world, self._close)
+        self._leases = SimulatedLeases(self._world, self._memory, self._finish)
         for each in workload.sessions:
-            self._at(each.cells[0].think, partial(self._open, each))
+            self._world.at(each.cells[0].think, partial(self._open, each))
 
     def run(self) -> SimulationOutcome:
         """Run to the end of the last session.
@@ -164,62 +133,47 @@ class Simulation:
         SimulationError
             The scheduler made an impossible decision, or stopped deciding.
         """
-        in_vain = 0
-        while len(self._outcome.cells) < self._total:
-            tick = self._scheduler.next_tick()
-            if tick is not None and (not self._heap or tick < self._heap[0][0]):
-                if tick > self._now and self._heap:
+        world, in_vain = self._world, 0
+        while len(world.outcome.cells) < self._total:
+            tick, due = self._scheduler.next_tick(), world.next_due
+            if tick is not None and (due is None or tick < due):
+                if tick > world.now and due is not None:
                     in_vain = 0  # time passes, towards an event that will happen
-                self._advance(max(tick, self._now))
-                self._tell(Tick(self._now))
+                world.advance(max(tick, world.now))
+                self._notify(Tick(world.now))
                 in_vain += 1
                 if in_vain > TICKS_IN_VAIN_MAX:
                     raise SimulationError(
-                        f"Ticks without end at {self._now:.3f} s: {self._waiting_text()}"
+                        f"Ticks without end at {world.now:.3f} s: {self._waiting_text()}"
                     )
                 continue
-            if not self._heap:
+            if due is None:
                 raise SimulationError(f"Nothing is decided any more: {self._waiting_text()}")
-            at, _, do = heapq.heappop(self._heap)
-            self._advance(at)
-            do()
+            world.step()
             in_vain = 0
-        while self._heap:  # the last session closes
-            at, _, do = heapq.heappop(self._heap)
-            self._advance(at)
-            do()
-        return self._outcome
+        while world.next_due is not None:  # the last session closes
+            world.step()
+        return world.outcome
 
     def _waiting_text(self) -> str:
         names = [name for name, run in self._runs.items() if run.waiting and run.started is None]
         why = next((f": {self._said[name]}" for name in names if name in self._said), "")
         return f"{len(names)} sessions wait ({', '.join(names[:3])}, …){why}"
 
-    def _at(self, at: float, do: Callable[[], None]) -> None:
-        self._sequence += 1
-        heapq.heappush(self._heap, (at, self._sequence, do))
-
-    def _advance(self, at: float) -> None:
-        passed = at - self._now
-        if passed > 0:
-            self._demand_seconds += passed * self._demand
-            self._outcome.fragmented += passed * self._devices.fragmented
-            self._now = at
-
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         for decision in self._scheduler.handle(event):
             self._do(decision)
 
     def _do(self, decision: Decision) -> None:
         match decision:
             case Grant():
-                self._grant(decision)
+                self._leases.grant(self._run(decision.session), decision)
             case Preempt():
-                self._preempt(decision)
+                self._leases.preempt(self._run(decision.session), decision)
             case Evict():
-                self._evict(decision)
+                self._memory.evict(self._run(decision.session), decision)
             case MigrateMemory():
-                self._migrate(decision)
+                self._memory.migrate(self._run(decision.session), decision)
             case Pack() | Unpack():
                 raise SimulationError(f"No session here may be packed: {decision.reason}")
             case Queued():
@@ -230,17 +184,17 @@ class Simulation:
     # The life of a session.
 
     def _open(self, session: SimulatedSession) -> None:
-        terms = self._terms(session)
+        world, terms = self._world, self._terms(session)
         record = SessionRecord(
-            session.name, session.gpus, terms.tier, terms.weight, self._now, vc=terms.vc
+            session.name, session.gpus, terms.tier, terms.weight, world.now, vc=terms.vc
         )
         record.alone = session.alone - session.cells[0].think
-        run = _Run(session, terms, record, demand_at_open=self._demand_seconds)
+        run = SessionRun(session, record, demand_at_open=world.demand_seconds)
         self._runs[session.name] = run
-        self._outcome.sessions.append(record)
-        self._tell(
+        world.outcome.sessions.append(record)
+        world.notify(
             SessionAdded(
-                self._now,
+                world.now,
                 session.name,
                 terms.vc,
                 terms.user,
@@ -252,186 +206,48 @@ class Simulation:
         )
         self._submit(run)
 
-    def _submit(self, run: _Run) -> None:
-        run.waiting, run.submitted, run.first_started = True, self._now, None
+    def _submit(self, run: SessionRun) -> None:
+        world = self._world
+        run.waiting, run.submitted, run.first_started = True, world.now, None
         run.remaining = run.session.cells[run.index].duration
-        self._demand += run.session.gpus
-        self._tell(CellSubmitted(self._now, run.session.name))
+        world.demand += run.session.gpus
+        world.notify(CellSubmitted(world.now, run.session.name))
 
-    def _finish(self, run: _Run, token: int) -> None:
-        if run.token != token or run.started is None:
-            return  # it was preempted before
-        self._stop(run)
+    def _finish(self, run: SessionRun) -> None:
+        world = self._world
         run.remaining, run.waiting = 0.0, False
         assert run.first_started is not None
         cell = run.session.cells[run.index]
         name, gpus = run.session.name, run.session.gpus
-        record = CellRecord(name, gpus, cell.duration, run.submitted, run.first_started, self._now)
-        self._outcome.cells.append(record)
-        self._outcome.finished = self._now
-        self._demand -= gpus
-        run.record.note_runnable(run.submitted, self._now)
+        record = CellRecord(name, gpus, cell.duration, run.submitted, run.first_started, world.now)
+        world.outcome.cells.append(record)
+        world.outcome.finished = world.now
+        world.demand -= gpus
+        run.record.note_runnable(run.submitted, world.now)
         run.index += 1
-        self._show(len(self._outcome.cells), self._total)
+        self._show(len(world.outcome.cells), self._total)
         if run.index < len(run.session.cells):
             think = run.session.cells[run.index].think
-            self._at(self._now + think, lambda: self._submit(run))
+            world.at(world.now + think, lambda: self._submit(run))
         else:
-            self._at(self._now, lambda: self._close(run))
-        self._tell(CellFinished(self._now, name))
+            world.at(world.now, lambda: self._close(run))
+        world.notify(CellFinished(world.now, name))
 
-    def _close(self, run: _Run) -> None:
+    def _close(self, run: SessionRun) -> None:
         """Close a finished session; if its memory is being moved, close it after that."""
         if run.index < len(run.session.cells) or run.evicting:
             return
-        run.record.closed = self._now
-        lived = self._now - run.record.opened
+        world = self._world
+        run.record.closed = world.now
+        lived = world.now - run.record.opened
         if lived > 0:
-            run.record.demand = (self._demand_seconds - run.demand_at_open) / lived
+            run.record.demand = (world.demand_seconds - run.demand_at_open) / lived
         for device in run.resident:
-            self._devices.unload(device, run.session.name)
+            world.devices.unload(device, run.session.name)
         run.resident.clear()
-        self._tell(SessionRemoved(self._now, run.session.name))
+        world.notify(SessionRemoved(world.now, run.session.name))
 
-    # Leases.
-
-    def _grant(self, grant: Grant) -> None:
-        run = self._run(grant.session)
-        if grant.token <= self._token:
-            raise SimulationError(f"Token {grant.token} of {grant.session} is not new.")
-        self._token = grant.token
-        if not run.waiting or run.token is not None or run.evicting:
-            raise SimulationError(f"{grant.session} was granted devices that it cannot use now.")
-        if len(set(grant.devices)) != run.session.gpus:
-            raise SimulationError(f"{grant.session} was granted {len(grant.devices)} devices.")
-        for device in grant.devices:
-            self._devices.take(device, grant.session, grant.token)
-        run.token, run.devices, run.granted = grant.token, grant.devices, self._now
-        ready = self._load(run)
-        self._at(ready, lambda: self._start(run, grant.token))
-
-    def _load(self, run: _Run) -> float:
-        """Begin to load a session onto its devices; return when it is loaded."""
-        missing = [device for device in run.devices if device not in run.resident]
-        run.leaving = tuple(device for device in run.resident if device not in run.devices)
-        if not missing:
-            return self._now
-        size, cluster = run.session.memory, self._cluster
-        seconds = cluster.switch + size / cluster.bandwidth
-        if run.cold:
-            seconds = cluster.switch + size / min(cluster.bandwidth, cluster.disk_bandwidth)
-        ready = self._now
-        for device in run.leaving:  # it moves: what is only there is copied to the host first
-            ready = self._devices.transfer(device, self._now, self._dirty_seconds(run, device))
-        for device in missing:
-            self._devices.load(device, run.session.name, size)
-            run.resident[device] = self._now
-        ready = max(self._devices.transfer(device, ready, seconds) for device in missing)
-        self._outcome.moved += size * len(missing)
-        self._outcome.swaps += run.loaded
-        run.loaded, run.cold = True, False
-        return ready
-
-    def _start(self, run: _Run, token: int) -> None:
-        if run.token != token or run.stopping:
-            return  # it was preempted before
-        for device in run.leaving:
-            self._devices.unload(device, run.session.name)
-            del run.resident[device]
-        run.leaving = ()
-        run.started = self._now
-        self._outcome.switching += (self._now - run.granted) * run.session.gpus
-        if run.first_started is None:
-            run.first_started = self._now
-        self._at(self._now + run.remaining, lambda: self._finish(run, token))
-        self._tell(Started(self._now, run.session.name, token))
-
-    def _preempt(self, preempt: Preempt) -> None:
-        run = self._run(preempt.session)
-        if run.token != preempt.token or run.stopping:
-            return
-        run.stopping = True
-        self._outcome.preemptions += 1
-        self._at(self._now + self._cluster.suspend, lambda: self._release(run, preempt.token))
-
-    def _release(self, run: _Run, token: int) -> None:
-        if run.token != token:
-            return  # its cell finished before
-        if run.started is None:  # it was still being loaded, which completes in the background
-            self._outcome.switching += (self._now - run.granted) * run.session.gpus
-            for device in run.leaving:
-                self._devices.unload(device, run.session.name)
-                del run.resident[device]
-            run.leaving = ()
-        self._stop(run)
-        self._tell(Released(self._now, run.session.name, token))
-
-    def _stop(self, run: _Run) -> None:
-        """End a lease."""
-        name, gpus = run.session.name, run.session.gpus
-        if run.started is not None:
-            executed = self._now - run.started
-            run.remaining -= executed
-            run.record.executed += executed
-            run.record.note_executed(run.started, self._now)
-            self._outcome.executed += executed * gpus
-        self._outcome.charged += (self._now - run.granted) * gpus
-        for device in run.devices:
-            self._devices.give(device, name)
-            run.resident[device] = self._now
-        run.token, run.devices, run.started, run.stopping = None, (), None, False
-
-    # Memory.
-
-    def _dirty_seconds(self, run: _Run, device: DeviceId) -> float:
-        """Return the seconds to copy to the host what is only on the device."""
-        seconds = run.session.memory / self._cluster.bandwidth
-        if self._cluster.copy_behind:
-            seconds = max(0.0, seconds - (self._now - run.resident[device]))
-        self._outcome.moved += int(seconds * self._cluster.bandwidth)
-        return seconds
-
-    def _evict(self, evict: Evict) -> None:
-        run = self._run(evict.session)
-        settled = evict.device in run.resident and evict.device not in run.evicting
-        if run.token is not None or not settled:
-            raise SimulationError(f"{evict.session} cannot be evicted from {evict.device} now.")
-        seconds = self._dirty_seconds(run, evict.device)
-        run.evicting.add(evict.device)
-        run.cold = evict.to == "disk"
-        done = self._devices.transfer(evict.device, self._now, seconds)
-        self._at(done, lambda: self._evicted(run, evict.device))
-
-    def _evicted(self, run: _Run, device: DeviceId) -> None:
-        run.evicting.discard(device)
-        self._devices.unload(device, run.session.name)
-        del run.resident[device]
-        self._tell(Evicted(self._now, run.session.name, device))
-        self._close(run)
-
-    def _migrate(self, move: MigrateMemory) -> None:
-        run = self._run(move.session)
-        if run.token is not None or move.source not in run.resident or run.evicting:
-            raise SimulationError(f"{move.session} cannot be moved from {move.source} now.")
-        self._devices.load(move.target, move.session, run.session.memory)
-        seconds = self._dirty_seconds(run, move.source)
-        run.evicting.add(move.source)
-        self._outcome.swaps += 1
-        self._outcome.moved += run.session.memory
-        out = self._devices.transfer(move.source, self._now, seconds)
-        loading = self._cluster.switch + run.session.memory / self._cluster.bandwidth
-        done = self._devices.transfer(move.target, out, loading)
-        self._at(done, lambda: self._moved(run, move))
-
-    def _moved(self, run: _Run, move: MigrateMemory) -> None:
-        run.evicting.discard(move.source)
-        self._devices.unload(move.source, move.session)
-        del run.resident[move.source]
-        run.resident[move.target] = self._now
-        self._tell(Moved(self._now, move.session, move.target))
-        self._close(run)
-
-    def _run(self, session: SessionId) -> _Run:
+    def _run(self, session: SessionId) -> SessionRun:
         if session not in self._runs:
             raise SimulationError(f"There is no session {session}.")
         return self._runs[session]
