@@ -24,7 +24,7 @@ from kernelproxy.common.protocol import SetPolicy
 
 USER = "JUPYTER_SING_USER"
 PROGRAM = "mlp"
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 #: Pauses between two cells of a user.
 THINK_SECONDS = (0.1, 0.4, 1.0, 2.5)
 DECISIONS_MAX = 10_000
@@ -177,7 +177,7 @@ def _measure_equality(start: Starts, seconds: float) -> Equality:
         until, apart = time.monotonic() + seconds, 0.0
         served = (0.0, 0.0)
         while time.monotonic() < until:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
             found = [session(name)["gpu_seconds"] for name in names]
             served = (found[0] - begin[0], found[1] - begin[1])
             apart = max(apart, abs(served[0] - served[1]))

@@ -14,7 +14,7 @@ from benchmarks.states.moves import ResumeTimes, middle_return, resume
 from kernelproxy.common.protocol import Resume, Suspend
 
 #: Seconds between two checks whether a state is on disk.
-LOOK_SECONDS = 0.01
+POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _put(name: str) -> tuple[float, int]:
     while session(name)["tier"] != "cold":
         if time.perf_counter() - begin > ORDER_SECONDS:
             raise RuntimeError("a state did not come to disk")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return time.perf_counter() - begin, int(copied)
 
 

@@ -18,7 +18,7 @@ from benchmarks.daemon import MIB, ORDER_SECONDS
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import Checkpoint, CheckpointReply, StatusReply, StatusRequest
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 HIBERNATE_AFTER = "1"
 
 
@@ -198,7 +198,7 @@ def _measure_rest(kernel: BenchmarkKernel, count: int, times: int) -> Rest | Non
         while _session()["kernel_pid"] is not None:
             if time.monotonic() - begin > ORDER_SECONDS:
                 return None
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         answers.append(kernel.run("print(len(held))"))
         kernel.run("assert hash(bytes(memoryview(held))) == said")
     return Rest(count, held, answers)

@@ -39,7 +39,7 @@ def _run(options: argparse.Namespace) -> int:
     """Run a verb; report its exceptions as one line."""
     verb: Verb = options.function
     try:
-        with restart_note.told(lambda text: print(text, file=sys.stderr, flush=True)):
+        with restart_note.reporting(lambda text: print(text, file=sys.stderr, flush=True)):
             return verb(options)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

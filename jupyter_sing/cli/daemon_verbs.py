@@ -110,8 +110,8 @@ def show_doctor(options: argparse.Namespace) -> int:
 
 def build(options: argparse.Namespace) -> int:
     """``build``: compile what users would otherwise compile at their first cell."""
-    say = libraries.printer(sys.stderr)
-    places = native.build_for_machine(native.find_torch(options.python), say)
+    show = libraries.printer(sys.stderr)
+    places = native.build_for_machine(native.find_torch(options.python), show)
     if options.json:
         print_json({"directories": [str(each) for each in places]})
     else:

@@ -234,14 +234,14 @@ def _all(policy: Policy) -> str:
     users.append(("", "all users", _terms_text(policy.defaults)))
     parts = [
         f"cluster: {cluster_text(policy.cluster)}",
-        f"{Table(('tier', *(NAMES[key] for key in TIER_TERMS)), tiers)}{_promises(policy)}",
+        f"{Table(('tier', *(NAMES[key] for key in TIER_TERMS)), tiers)}{_guarantees(policy)}",
         Table(("virtual cluster", "guaranteed", "weight", "all together"), clusters),
         Table(("virtual cluster", "users", "terms"), users),
     ]
     return "\n\n".join(str(part) for part in parts)
 
 
-def _promises(policy: Policy) -> str:
+def _guarantees(policy: Policy) -> str:
     """Return how many sessions of each tier can be guaranteed; "" if none is guaranteed."""
     targets = {tier: tier_terms(policy, tier).gpu_percent / 100.0 for tier in Tier}
     if not any(targets.values()):
@@ -268,9 +268,9 @@ def _devices(policy: Policy) -> int:
 
 def _user_rows(cluster: VirtualCluster) -> Iterator[tuple[str, str, str]]:
     """Yield a row for each user of a virtual cluster; users without terms share one row."""
-    said = [(user.name, _terms_text(user)) for user in cluster.users]
-    yield from ((cluster.name, name, text) for name, text in said if text)
-    if silent := [name for name, text in said if not text]:
+    given = [(user.name, _terms_text(user)) for user in cluster.users]
+    yield from ((cluster.name, name, text) for name, text in given if text)
+    if silent := [name for name, text in given if not text]:
         yield cluster.name, _some(silent), ""
     for group in cluster.groups:
         yield cluster.name, f"{group.name}: {_some(group.members)}", _terms_text(group)
@@ -288,8 +288,8 @@ def _some(names: Sequence[str]) -> str:
 
 def _terms_text(terms: UserTerms) -> str:
     """Return terms as text."""
-    said = [(key, getattr(terms, key)) for key in ("tier", "weight", "packing")]
-    said += [(key, getattr(terms.quotas, key)) for key in QUOTAS]
+    given = [(key, getattr(terms, key)) for key in ("tier", "weight", "packing")]
+    given += [(key, getattr(terms.quotas, key)) for key in QUOTAS]
     return ", ".join(
-        f"{NAMES[key]} {value_text(key, value)}" for key, value in said if value is not None
+        f"{NAMES[key]} {value_text(key, value)}" for key, value in given if value is not None
     )

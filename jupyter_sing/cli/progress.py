@@ -83,7 +83,7 @@ class WaitLines:
         self._lock = threading.Lock()
         self._control: Control | None = None
         self._over = False
-        self._said = ""
+        self._last_text = ""
         self._timer = threading.Timer(WAIT_SHOWN_AFTER_SECONDS, self._watch)
         self._timer.daemon = True
 
@@ -108,23 +108,23 @@ class WaitLines:
                     if self._over:
                         return
                 reply = control.expect(StatusReply, WatchRequest(self._session))
-                self._say(reply.sessions)
+                self._print_state(reply.sessions)
                 while True:
                     changed = control.more()
                     if isinstance(changed, Changed):
-                        self._say(changed.sessions)
+                        self._print_state(changed.sessions)
         except ControlError:  # the command itself reports the error, or it is done
             pass
         finally:
             with self._lock:
                 self._control = None
 
-    def _say(self, sessions: list[SessionView]) -> None:
+    def _print_state(self, sessions: list[SessionView]) -> None:
         for session in sessions:
             text = f"Waiting for {session['name']}. {status_text.state_text(session)}"
             with self._lock:
                 # The expected time changes continuously: compare without it.
-                if self._over or without_turn(text) == without_turn(self._said):
+                if self._over or without_turn(text) == without_turn(self._last_text):
                     continue
-                self._said = text
+                self._last_text = text
                 print(f"{text} (Ctrl-C: stop waiting)", file=sys.stderr, flush=True)

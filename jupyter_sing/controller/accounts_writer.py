@@ -26,13 +26,13 @@ class AccountsUpdate:
         Ids of all open sessions.
     accounts : dict
         See `Engine.accounts`.
-    goes_on : bool
+    is_changing : bool
         True if the accounts change even without an event: a session holds a device.
     """
 
     sessions: list[str]
     accounts: dict[str, Any]
-    goes_on: bool
+    is_changing: bool
 
 
 class AccountsWriter:
@@ -74,7 +74,7 @@ class AccountsWriter:
         taken = self._take(self._last)
         accounts = {**taken.accounts, "token": taken.accounts["token"] + TOKENS_MAX}
         self._journal.keep(SavedAccounts(time.time(), taken.sessions, accounts))
-        return taken.goes_on
+        return taken.is_changing
 
     def close(self) -> None:
         """Write the accounts for the last time."""

@@ -352,8 +352,8 @@ class Controller:
         for session in self._outlooks.waiting():
             if outlook := self._outlooks.of(session):
                 self._actions.explain(session, outlook.reason)
-        goes_on = any(known.holds for known in self._sessions.values())
-        return AccountsUpdate(list(self._sessions), self._engine.accounts(now), goes_on)
+        is_changing = any(known.holds for known in self._sessions.values())
+        return AccountsUpdate(list(self._sessions), self._engine.accounts(now), is_changing)
 
 
 def _sharing(counted: Statistics, waits: TimeToGpu) -> SharingView:

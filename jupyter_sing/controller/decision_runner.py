@@ -57,7 +57,7 @@ class DecisionRunner:
             self._note_company(decision)
             return
         if isinstance(decision, GuaranteeChanged):
-            self._note_promise(decision)
+            self._note_guarantee(decision)
             return
         why = self.named(decision.reason, decision.session)
         match decision:
@@ -98,7 +98,7 @@ class DecisionRunner:
             does = "It shares" if isinstance(decision, Pack) else "It no longer shares"
             self.note(session, kind, f"{does} {beside}: {why}.")
 
-    def _note_promise(self, decision: GuaranteeChanged) -> None:
+    def _note_guarantee(self, decision: GuaranteeChanged) -> None:
         """Tell a session whether the target of its tier is kept."""
         if known := self._sessions.get(decision.session):
             known.shortfall = "" if decision.kept else decision.reason.partition(": ")[2]

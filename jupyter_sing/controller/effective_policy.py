@@ -78,19 +78,21 @@ class HostPolicy:
         """Return the effective policy of a user."""
         return self._resolver.resolve(user)
 
-    def standing(self, user: str, wished: str | None) -> EffectiveTerms:
+    def standing(self, user: str, requested: str | None) -> EffectiveTerms:
         """Return the effective terms of a session.
 
         Parameters
         ----------
         user : str
             User of the session.
-        wished : str, optional
+        requested : str, optional
             Tier that the user requested. It takes effect only if it is lower than the tier that the
             policy gives them.
         """
         found = self.effective(user)
-        tier = found.tier if wished is None else max(found.tier, Tier(wished), key=_ORDER.index)
+        tier = (
+            found.tier if requested is None else max(found.tier, Tier(requested), key=_ORDER.index)
+        )
         return EffectiveTerms(found.virtual_cluster, tier, found.packing, found.weight)
 
     def denied(self, user: str) -> str:
@@ -110,11 +112,11 @@ class HostPolicy:
         """Return the limits of a session of a tier besides leases; None: built-in."""
         if not self.text:
             return Allowance(tier=tier.value)
-        found, said = self.effective(user), getattr(self.policy.tiers, tier.value)
+        found, configured = self.effective(user), getattr(self.policy.tiers, tier.value)
         terms = tier_terms(self.policy, tier)
         return Allowance(
-            None if said.suspend_after is None else terms.suspend_after,
-            None if said.hibernate_after is None else terms.hibernate_after,
+            None if configured.suspend_after is None else terms.suspend_after,
+            None if configured.hibernate_after is None else terms.hibernate_after,
             min(found.quotas.disk, found.cluster_quotas.disk),
             tier.value,
             device_memory=min(found.quotas.device_memory, found.cluster_quotas.device_memory),

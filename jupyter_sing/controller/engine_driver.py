@@ -60,14 +60,14 @@ class EngineDriver:
             asyncio.get_running_loop().call_soon(self._gather, rounds - 1)
             return
         last = {getattr(each, "session", ""): each for each in self._queue}
-        asking = [e for e in last.values() if isinstance(e, events.CellSubmitted)]
-        gathered = [each for each in self._queue if each not in asking]
+        submissions = [e for e in last.values() if isinstance(e, events.CellSubmitted)]
+        gathered = [each for each in self._queue if each not in submissions]
         self._gathering, now = False, self._clock()
         self._queue.clear()
         self._handle(*gathered)
-        asking.sort(key=lambda each: self._engine.tags(each.session, now))
-        if asking:
-            self._handle(*(replace(each, at=now) for each in asking))
+        submissions.sort(key=lambda each: self._engine.tags(each.session, now))
+        if submissions:
+            self._handle(*(replace(each, at=now) for each in submissions))
 
     def send(self, event: events.Event) -> None:
         """Queue an event for the engine; handle it now unless another one is being handled."""
@@ -75,14 +75,14 @@ class EngineDriver:
         if not self._busy and not self._gathering:
             self._handle(self._queue.popleft())
 
-    def _handle(self, *told: events.Event) -> None:
+    def _handle(self, *arrived: events.Event) -> None:
         """Let the engine decide and carry that out; repeat for events queued meanwhile."""
         self._busy = True
         try:
-            while told:
-                decisions = self._engine.handle(*told)
+            while arrived:
+                decisions = self._engine.handle(*arrived)
                 self._carry_out(decisions)
-                told = (self._queue.popleft(),) if self._queue else ()
+                arrived = (self._queue.popleft(),) if self._queue else ()
         finally:
             self._busy = False
         self._set_timer()

@@ -18,7 +18,7 @@ class WaitEstimates:
 
     Parameters
     ----------
-    look : callable
+    forecast : callable
         `Engine.outlooks`.
     named : callable
         Replaces ids by names in a clause, as far as the user of a session may read them.
@@ -28,11 +28,11 @@ class WaitEstimates:
 
     def __init__(
         self,
-        look: Callable[[float], dict[str, explain.ExplainedWait]],
+        forecast: Callable[[float], dict[str, explain.ExplainedWait]],
         named: Callable[[str, str], str],
         clock: Callable[[], float],
     ) -> None:
-        self._look, self._named, self._clock = look, named, clock
+        self._forecast, self._named, self._clock = forecast, named, clock
         self._found: dict[str, explain.ExplainedWait] = {}
         self._at = -math.inf
 
@@ -56,7 +56,7 @@ class WaitEstimates:
     def _all(self) -> dict[str, explain.ExplainedWait]:
         now = self._clock()
         if now - self._at > KEEP_SECONDS:
-            self._found, self._at = self._look(now), now
+            self._found, self._at = self._forecast(now), now
         return self._found
 
     def _sentence(self, session: str, found: explain.ExplainedWait) -> str:

@@ -88,7 +88,7 @@ def sing(line: str) -> Any:
         _complain(f"%sing {verb} has wrong arguments. Run %sing help to see the right ones")
         return None
     try:
-        with restart_note.told(_complain):
+        with restart_note.reporting(_complain):
             return function(*arguments, **options)
     except ControlError as error:
         _complain(error.message)
@@ -104,9 +104,9 @@ def status() -> Any:
         return None
     session = _described(session_id)
     memory = bytes_text(session["memory"])
-    _say(f"{status_text.state_text(session)} [{memory} on {device_name(session['device'])}]")
+    _print(f"{status_text.state_text(session)} [{memory} on {device_name(session['device'])}]")
     for line in status_text.checkpoint_lines(session):
-        _say(line)
+        _print(line)
     return status_text.sessions_table([session])
 
 
@@ -119,7 +119,7 @@ def suspend() -> None:
             if client is not None:
                 client.synchronize()
             found = _call(SessionReply, Suspend(session_id, "Suspended by %sing suspend"))
-        _say(status_text.state_text(found.session))
+        _print(status_text.state_text(found.session))
 
 
 def resume() -> None:
@@ -129,7 +129,7 @@ def resume() -> None:
         with ProgressBar("Resuming", session_id):
             _call(SessionReply, Resume(session_id))
         session = _described(session_id)
-        _say(f"Resumed on {device_name(session['device'])}. {status_text.state_text(session)}")
+        _print(f"Resumed on {device_name(session['device'])}. {status_text.state_text(session)}")
 
 
 def migrate(device: str) -> None:
@@ -138,7 +138,7 @@ def migrate(device: str) -> None:
     if session_id:
         with ProgressBar("Migrating", session_id):
             _call(SessionReply, MigrateRequest(session_id, device))
-        _say(status_text.migration_text(_described(session_id)))
+        _print(status_text.migration_text(_described(session_id)))
 
 
 def pin() -> None:
@@ -154,7 +154,7 @@ def unpin() -> None:
 def _pin(pinned: bool) -> None:
     session_id = _session_id()
     if session_id:
-        _say(status_text.pinned_text(_call(SessionReply, Pin(session_id, pinned)).session))
+        _print(status_text.pinned_text(_call(SessionReply, Pin(session_id, pinned)).session))
 
 
 def priority(level: str = "") -> None:
@@ -163,9 +163,11 @@ def priority(level: str = "") -> None:
     if not session_id:
         return
     if level:
-        _say(status_text.priority_text(_call(SessionReply, SetPriority(session_id, level)).session))
+        _print(
+            status_text.priority_text(_call(SessionReply, SetPriority(session_id, level)).session)
+        )
         return
-    _say(status_text.priority_text(_described(session_id)))
+    _print(status_text.priority_text(_described(session_id)))
 
 
 def checkpoint(name: str = "", *, form: str = "") -> None:
@@ -177,12 +179,12 @@ def checkpoint(name: str = "", *, form: str = "") -> None:
 
     outcome = CheckpointOutcome(session_id)
     with ProgressBar("Saving") as bar:
-        begun = begin(session_id, _shell(), name, form=form)
+        started = begin(session_id, _shell(), name, form=form)
         try:
-            made = begun.finish(bar.show)
+            made = started.finish(bar.show)
         except ControlError as error:
             made = outcome.after(error)
-    _say("\n".join(status_text.checkpoint_made_lines(made)))
+    _print("\n".join(status_text.checkpoint_made_lines(made)))
 
 
 def checkpoints() -> Any:
@@ -195,9 +197,9 @@ def checkpoints() -> Any:
         if error.reason != "no-daemon" or paths.is_shared(paths.socket_path()):
             raise
         found, hint = _stored(), error.message
-    _say(f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}")
+    _print(f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}")
     if found and hint:
-        _say(hint)
+        _print(hint)
     return status_text.checkpoints_table(found) if found else None
 
 
@@ -223,7 +225,7 @@ def restore(name: str = "", *, form: str = "") -> None:
         name = _call(CheckpointReply, LastCheckpoint(session_id)).checkpoint["name"]
     with ProgressBar("Restoring") as bar:
         outcome = take_out(_shell(), name, form, bar.show)
-    _say("\n".join(status_text.restored_lines(outcome)))
+    _print("\n".join(status_text.restored_lines(outcome)))
 
 
 def auto(*words: str) -> None:
@@ -234,9 +236,9 @@ def auto(*words: str) -> None:
     if words:
         every, cells = automatic_rule(words)
         session = _call(SessionReply, SetAutomatic(session_id, every, cells)).session
-        _say(status_text.automatic_text(session["automatic"]))
+        _print(status_text.automatic_text(session["automatic"]))
         return
-    _say(status_text.automatic_text(_described(session_id)["automatic"]))
+    _print(status_text.automatic_text(_described(session_id)["automatic"]))
 
 
 def automatic_rule(words: Sequence[str]) -> tuple[float, int]:
@@ -271,7 +273,7 @@ def _shell() -> Any:
 
 def show_help() -> None:
     """``%sing help``."""
-    _say(HELP)
+    _print(HELP)
 
 
 _VERBS: dict[str, Callable[..., Any]] = {
@@ -311,7 +313,7 @@ def _options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def _session_id() -> str:
     """Return the id of this kernel's session; print why and return "" if there is none."""
     if reason := status_watcher.reason():
-        _say(f"CPU only: {reason}")
+        _print(f"CPU only: {reason}")
     return status_watcher.session_id()
 
 
@@ -334,7 +336,7 @@ def _call(reply_type: type[Reply], request: Message) -> Reply:
         return control.expect(reply_type, request, timeout=VERB_SECONDS_MAX)
 
 
-def _say(text: object) -> None:
+def _print(text: object) -> None:
     """Print text; escape it, because names in it may contain terminal control sequences."""
     print(escaped(str(text), but="\n"))
 

@@ -45,7 +45,7 @@ class ProgressBar:
             self._over = True
             if self._shown is not None:
                 self._shown.update({"text/plain": ""}, raw=True)
-        status_watcher.current.leave(self._hear)
+        status_watcher.current.leave(self._on_status)
 
     def show(self, done: int, total: int) -> None:
         """Show progress in bytes."""
@@ -61,11 +61,11 @@ class ProgressBar:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the user's thread
         self._wait(f"{self._what} …")
         if self._session:
-            status_watcher.current.join(self._hear)
+            status_watcher.current.join(self._on_status)
             if self._over:  # ended in the meantime
-                status_watcher.current.leave(self._hear)
+                status_watcher.current.leave(self._on_status)
 
-    def _hear(self, seen: status_watcher.KnownStatus) -> None:
+    def _on_status(self, seen: status_watcher.KnownStatus) -> None:
         """Show the session's new state; called by the watcher in its thread."""
         session = seen.sessions.get(self._session)
         if session is not None and not seen.problem:

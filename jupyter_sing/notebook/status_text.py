@@ -117,10 +117,10 @@ def _in(seconds: float) -> str:
 
 def state_text(session: SessionView) -> str:
     """Return a session's state and what happens next: ``Suspended by you. Resumes when …``."""
-    word, said = state_word(session), sentence(session)
-    if said.startswith((word, WORDS.get(str(session["state"]), word))):
-        return said
-    return f"{word}. {said}" if said else f"{word}."
+    word, text = state_word(session), sentence(session)
+    if text.startswith((word, WORDS.get(str(session["state"]), word))):
+        return text
+    return f"{word}. {text}" if text else f"{word}."
 
 
 def migration_text(session: SessionView) -> str:

@@ -114,10 +114,10 @@ class StatusWatcher:
                 return
             self._listeners = (*self._listeners, listener)
             if self._watch is None:
-                self._watch = _WatcherThread(self._tell)
+                self._watch = _WatcherThread(self._notify)
                 self._watch.start()
             if self._seen is not None:
-                self._tell_one(listener, self._seen)
+                self._notify_listener(listener, self._seen)
 
     def leave(self, listener: Listener) -> None:
         """Remove a listener; idempotent."""
@@ -135,15 +135,15 @@ class StatusWatcher:
         if watch is not None:
             watch.disown()
 
-    def _tell(self, watch: _WatcherThread, seen: KnownStatus) -> None:
+    def _notify(self, watch: _WatcherThread, seen: KnownStatus) -> None:
         with self._lock:
             if watch is not self._watch:
                 return  # the last listener has left
             self._seen = seen
             for each in self._listeners:
-                self._tell_one(each, seen)
+                self._notify_listener(each, seen)
 
-    def _tell_one(self, listener: Listener, seen: KnownStatus) -> None:
+    def _notify_listener(self, listener: Listener, seen: KnownStatus) -> None:
         """Notify one listener; drop it if it raises, without affecting the others."""
         try:
             listener(seen)
@@ -157,13 +157,13 @@ class _WatcherThread(threading.Thread):
 
     Parameters
     ----------
-    tell : callable
+    notify : callable
         Called with this object and what is known.
     """
 
-    def __init__(self, tell: Callable[[_WatcherThread, KnownStatus], object]) -> None:
+    def __init__(self, notify: Callable[[_WatcherThread, KnownStatus], object]) -> None:
         super().__init__(name="jupyter_sing watch", daemon=True)
-        self._tell = tell
+        self._notify = notify
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._control: Control | None = None
@@ -190,7 +190,7 @@ class _WatcherThread(threading.Thread):
                 self._attempt()
             except ControlError as error:
                 self._pause = min(max(2 * self._pause, _PAUSE_SECONDS), _PAUSE_SECONDS_MAX)
-                self._say(replace(self._seen, problem=error.message, anew=False))
+                self._publish(replace(self._seen, problem=error.message, anew=False))
 
     def _attempt(self) -> None:
         """Receive over one connection until it ends."""
@@ -211,7 +211,7 @@ class _WatcherThread(threading.Thread):
         seen = KnownStatus.whole(control.expect(StatusReply, WatchRequest(), ANSWER_SECONDS_MAX))
         self._pause = 0.0
         while True:
-            self._say(seen)
+            self._publish(seen)
             try:
                 message = control.more()
             except ControlError as error:
@@ -219,9 +219,9 @@ class _WatcherThread(threading.Thread):
             if isinstance(message, Changed):
                 seen = self._seen.after(message)
 
-    def _say(self, seen: KnownStatus) -> None:
+    def _publish(self, seen: KnownStatus) -> None:
         self._seen = seen
-        self._tell(self, seen)
+        self._notify(self, seen)
 
 
 def look() -> KnownStatus:
@@ -261,21 +261,21 @@ def ask(reply_type: type[Reply], request: Message, after: Message | None = None)
     ElsewhereError
         In a process that was restored.
     """
-    asked = request
+    sent = request
     while True:
         returns = detach.current.returns
         with connect(start=False) as control, detach.current.giving_way(control.abort) as way:
             try:
-                return control.expect(reply_type, asked, VERB_SECONDS_MAX)
+                return control.expect(reply_type, sent, VERB_SECONDS_MAX)
             except ControlError as error:
                 if not way.asked:
-                    if asked is request or error.reason != "ended":
+                    if sent is request or error.reason != "ended":
                         raise
-                    asked = request  # the process has detached for another reason
+                    sent = request  # the process has detached for another reason
                     continue
         if detach.current.wait(returns, ANSWER_SECONDS_MAX).restored:
             raise ElsewhereError
-        asked = after or request
+        sent = after or request
 
 
 def checkpoint(session: str, name: str) -> CheckpointView:

@@ -39,7 +39,7 @@ class TierAdmission:
         session.terms.goal = (
             self._settings.targets.get(session.terms.tier, 0.0) if found.kept else 0.0
         )
-        session.account.promise(session.terms.goal, now)
+        session.account.set_goal(session.terms.goal, now)
         if found.kept:
             self._count(session, 1)
             self._refused.pop(session, None)

@@ -18,7 +18,7 @@ from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.provisioning import events
 
 #: Between two checks whether a daemon runs.
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
 class Feed:
@@ -43,7 +43,7 @@ class Feed:
     ) -> None:
         self._emit, self._names, self._log = emit, names, log
         #: Last event of each session that has not ended.
-        self._said: dict[str, dict[str, Any]] = {}
+        self._published: dict[str, dict[str, Any]] = {}
         self._task: asyncio.Task[None] | None = None
         self._failing = False
 
@@ -62,7 +62,7 @@ class Feed:
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
-            begun = clock()
+            started = clock()
             try:
                 await self._watch()
             except (ControlError, ProtocolError, OSError) as error:
@@ -73,7 +73,7 @@ class Feed:
                     self._log.exception("jupyter_sing: changes of sessions cannot be published")
                 self._failing = True
             # At once, if the connection lasted for a while: the next daemon may run already.
-            await asyncio.sleep(max(0.0, begun + LOOK_SECONDS - clock()))
+            await asyncio.sleep(max(0.0, started + POLL_SECONDS - clock()))
 
     async def _watch(self) -> None:
         """Emit changes until the connection ends; return at once if no daemon runs.
@@ -87,7 +87,7 @@ class Feed:
         """
         sock = await agent_requests.in_thread(connect_to_watch)
         if sock is None:
-            self._end(list(self._said))
+            self._end(list(self._published))
             return
         with contextlib.closing(Channel(sock)) as channel:
             await channel.send(WatchRequest())
@@ -96,23 +96,23 @@ class Feed:
                 match message:
                     case StatusReply(_, sessions):
                         there = {each["id"] for each in sessions}
-                        self._end([each for each in self._said if each not in there])
-                        await self._say(sessions)
+                        self._end([each for each in self._published if each not in there])
+                        await self._publish(sessions)
                     case Changed(sessions, _, gone):
                         self._end(gone)
-                        await self._say(sessions)
+                        await self._publish(sessions)
                     case Error(text, reason):
                         raise ControlError(text, reason)
 
-    async def _say(self, sessions: Sequence[SessionView]) -> None:
+    async def _publish(self, sessions: Sequence[SessionView]) -> None:
         if sessions:
             for session in await self._names.name(sessions):
                 event = events.changed(session)
-                self._said[session["id"]] = event
+                self._published[session["id"]] = event
                 self._emit(event)
             self._failing = False
 
     def _end(self, sessions: Sequence[str]) -> None:
         for each in sessions:
-            if event := self._said.pop(each, None):
+            if event := self._published.pop(each, None):
                 self._emit({**event, "ended": True})

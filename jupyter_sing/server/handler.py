@@ -61,7 +61,7 @@ class SingHandler(APIHandler):
     """Base: authorisation as one resource, errors as ``{"message", "reason"}``."""
 
     auth_resource = AUTH_RESOURCE
-    _asking: asyncio.Future[Any] | None = None
+    _pending_call: asyncio.Future[Any] | None = None
     _left = False
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
@@ -98,12 +98,12 @@ class SingHandler(APIHandler):
 
         Without a daemon there are no sessions, but checkpoints are on disk: `start` it for these.
         """
-        asked = asyncio.ensure_future(
+        pending = asyncio.ensure_future(
             agent_requests.ask(reply_type, request, lambda: connect(start=start), timeout)
         )
-        self._asking = asked
+        self._pending_call = pending
         try:
-            return await asked
+            return await pending
         except asyncio.CancelledError:
             if not self._left:
                 raise
@@ -112,8 +112,8 @@ class SingHandler(APIHandler):
     def on_connection_close(self) -> None:
         """Called by tornado when the client has disconnected: cancel its request."""
         self._left = True
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._pending_call is not None:
+            self._pending_call.cancel()
 
     async def call_kernel(self, reply_type: type[Reply], request: Message) -> Reply:
         """As `call`, for requests to a kernel; wait a short time for one that is starting."""
@@ -132,12 +132,12 @@ class SingHandler(APIHandler):
         """
         kernels: lost_sessions.Kernels = self.settings["jupyter_sing_kernels"]
         before = kernels.with_session()
-        found = await self.told()
+        found = await self.agent_status()
         gone = lost_sessions.lost(before, kernels.with_session(), found.sessions)
         sessions = [*found.sessions, *await lost_sessions.described(gone)]
         return StatusReply(found.devices, await self.named(sessions), found.sharing)
 
-    async def told(self) -> StatusReply:
+    async def agent_status(self) -> StatusReply:
         """Return the daemon's devices and sessions; none if no daemon runs."""
         try:
             return await self.call(StatusReply, StatusRequest())

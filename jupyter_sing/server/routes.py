@@ -230,7 +230,7 @@ class MetricsHandler(SingHandler):
     @authorized
     async def get(self) -> None:
         """Show devices and sessions as metrics; only what the daemon reports."""
-        found = await self.told()
+        found = await self.agent_status()
         self.set_header("Content-Type", metrics.CONTENT_TYPE)
         self.finish(metrics.render(found.devices, found.sessions, found.sharing))
 

@@ -60,18 +60,18 @@ def simulated_policy(
     """
     resolver, named = Resolver(policy), _named(policy)
     turns = cycle(named) if named else None
-    terms, everybody = {}, {}
+    terms, terms_by_user = {}, {}
     for session in workload.sessions:
         user, slash, _ = session.name.partition("/")
-        asked = user if slash or turns is None else next(turns)
-        if asked != user:
-            user = f"{asked} {session.name}" if is_pattern(asked) else asked
-        found = resolver.resolve(asked)
+        resolved = user if slash or turns is None else next(turns)
+        if resolved != user:
+            user = f"{resolved} {session.name}" if is_pattern(resolved) else resolved
+        found = resolver.resolve(resolved)
         if not found.admitted:
             raise SimulationError(f"The policy does not admit {user}.")
         terms[session.name] = SimulatedTerms(found.virtual_cluster, user, found.tier, found.weight)
-        everybody[user] = replace(found, user=user)
-    settings = numbers(policy, everybody.values(), EngineSettings())
+        terms_by_user[user] = replace(found, user=user)
+    settings = numbers(policy, terms_by_user.values(), EngineSettings())
     return SimulatedPolicy(terms, settings, _leases(policy, devices))
 
 
@@ -104,11 +104,11 @@ def _leases(policy: Policy, devices: Sequence[DeviceSpec]) -> HivedGuarantees | 
     nodes: dict[str, list[str]] = {}
     for device in devices:
         nodes.setdefault(device.node, []).append(device.id)
-    promising = any(
+    guaranteed = any(
         vc.guaranteed_devices or vc.guaranteed_cells or vc.pinned_cells
         for vc in policy.virtual_clusters
     )
-    if not promising:
+    if not guaranteed:
         return None
     try:
         found = configuration(policy, nodes)

@@ -16,7 +16,7 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 
 SUFFIX = ".restart"
-SAID_AFTER_SECONDS = 1.0
+REPORT_AFTER_SECONDS = 1.0
 _BYTES_MAX = 64
 
 
@@ -60,15 +60,15 @@ def sentence(socket: Path) -> str:
 
 
 @contextlib.contextmanager
-def told(say: Callable[[str], object]) -> Iterator[None]:
-    """Pass `sentence` to `say`, once, if the body of the context takes longer than a second."""
+def reporting(report: Callable[[str], object]) -> Iterator[None]:
+    """Pass `sentence` to `report`, once, if the body of the context takes longer than a second."""
 
-    def look() -> None:
+    def check() -> None:
         with contextlib.suppress(ControlError):
             if text := sentence(paths.socket_path()):
-                say(text)
+                report(text)
 
-    timer = threading.Timer(SAID_AFTER_SECONDS, look)
+    timer = threading.Timer(REPORT_AFTER_SECONDS, check)
     timer.daemon = True
     timer.start()
     try:

@@ -2,7 +2,7 @@
 
 A session needs a *lease* to execute: a token, higher than any before it, that the `Arbiter` gives
 and takes. The agent requests it when the session has something to execute, and reports when it has
-nothing more. Without a scheduler (`Everybody`) each session has a lease for its whole life.
+nothing more. Without a scheduler (`UnrestrictedArbiter`) each session always has a lease.
 
 All methods return at once and are called in the agent's loop. Either side may call the other from
 within a call.
@@ -278,7 +278,7 @@ class Arbiter(Protocol):
         """End, and release all resources."""
 
 
-class Everybody:
+class UnrestrictedArbiter:
     """Arbiter that lets all sessions execute at any time: the system shares the devices."""
 
     keeps = True

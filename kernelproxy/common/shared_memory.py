@@ -26,7 +26,7 @@ ANSWER_RING_BYTES = 4 << 20
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE, which demands FALLOC_FL_KEEP_SIZE
-_FUTEX_WAKE, _EVERYBODY = 1, 0x7FFFFFFF
+_FUTEX_WAKE, _ALL_WAITERS = 1, 0x7FFFFFFF
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -114,7 +114,7 @@ class Page:
         place = ctypes.c_uint32.from_buffer(self._mapping, word.offset)
         nothing = ctypes.c_void_p()
         woken = _LIBC.syscall(
-            ctypes.c_long(_SYS_FUTEX), ctypes.byref(place), _FUTEX_WAKE, _EVERYBODY, nothing
+            ctypes.c_long(_SYS_FUTEX), ctypes.byref(place), _FUTEX_WAKE, _ALL_WAITERS, nothing
         )
         if woken < 0:
             raise InternalError(f"futex wake: {os.strerror(ctypes.get_errno())}")

@@ -338,8 +338,8 @@ def _run(command: list[str], work: Path, timeout: float) -> None:
         message = f"the process could not be saved within {timeout:.0f} s"
         raise _noted(ProcessError(message, "timeout"), work) from error
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise _failure(work, "the process cannot be saved", said[-1] if said else "", "dump")
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise _failure(work, "the process cannot be saved", lines[-1] if lines else "", "dump")
 
 
 def _failure(work: Path, what: str, otherwise: str, reason: ProcessReason) -> ProcessError:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 #: How long to wait for a lock: `owner` holds it only for a moment, and an ending daemon not longer.
 WAIT_SECONDS = 1.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _LOCKS = Path("/proc/locks")
 
 
@@ -146,7 +146,7 @@ def _locked(lock: int, deadline: float) -> bool:
                 raise DeviceError(f"A GPU cannot be locked: {error}.") from error
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         else:
             return True
 

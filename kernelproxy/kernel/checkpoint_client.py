@@ -123,7 +123,7 @@ class DeviceCheckpoint:
         torch.cuda.set_rng_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8))
 
 
-class Begun:
+class StartedCheckpoint:
     """Checkpoint whose content is final, and which is being stored.
 
     Parameters
@@ -172,7 +172,9 @@ def _outcome_of(control: Control, request: Message | None, show: Show | None) ->
     return reply
 
 
-def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form: str = "") -> Begun:
+def begin(
+    session: str, shell: Any, name: str, *, automatic: bool = False, form: str = ""
+) -> StartedCheckpoint:
     """Capture the notebook; when this returns, the notebook may continue.
 
     Parameters
@@ -223,7 +225,7 @@ def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form:
         for fd in fds:
             os.close(fd)
     if isinstance(reply, CheckpointBegun) and not reply.leaves:
-        return Begun(control)
+        return StartedCheckpoint(control)
     # This descriptor would be open in the images too, but lead nowhere.
     control.close()
     if not isinstance(reply, CheckpointBegun):
@@ -235,7 +237,7 @@ def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form:
         raise Restored(name)
     if back.problem:
         raise ControlError(back.problem, "no-daemon")
-    return Begun(connect(start=False), AwaitCheckpoint(session, name))
+    return StartedCheckpoint(connect(start=False), AwaitCheckpoint(session, name))
 
 
 def _described(
@@ -381,23 +383,27 @@ def _outcome(
     }
 
 
-def carry_out(wish: KernelRequest, shell: Any, session: str) -> None:
+def carry_out(request: KernelRequest, shell: Any, session: str) -> None:
     """Carry out a request of the daemon, and report the outcome."""
-    report = Carried(session, wish.verb, wish.name)
+    report = Carried(session, request.verb, request.name)
     try:
-        if wish.verb == "restore":
-            outcome = take_out(shell, wish.name, wish.form)
-            report = Carried(session, wish.verb, wish.name, outcome={**outcome})
+        if request.verb == "restore":
+            outcome = take_out(shell, request.name, request.form)
+            report = Carried(session, request.verb, request.name, outcome={**outcome})
         else:
-            begun = begin(session, shell, wish.name, automatic=wish.automatic, form=wish.form)
+            started = begin(
+                session, shell, request.name, automatic=request.automatic, form=request.form
+            )
             # The notebook continues while it is stored.
-            threading.Thread(target=begun.wait, name="jupyter_sing checkpoint", daemon=True).start()
+            threading.Thread(
+                target=started.wait, name="jupyter_sing checkpoint", daemon=True
+            ).start()
     except Restored:
         drop_requests(shell)  # requests to the saved notebook
         return
     except ControlError as error:
-        report = Carried(session, wish.verb, wish.name, error.message)
+        report = Carried(session, request.verb, request.name, error.message)
     except (Exception, KeyboardInterrupt) as error:  # the caller waits for a report
-        report = Carried(session, wish.verb, wish.name, f"{type(error).__name__}: {error}")
+        report = Carried(session, request.verb, request.name, f"{type(error).__name__}: {error}")
     with contextlib.suppress(ControlError), connect(start=False) as control:
         control.call(report, SECONDS_MAX)

@@ -34,7 +34,7 @@ class CellCounter:
     """
 
     def __init__(self) -> None:
-        self._begun = threading.local()
+        self._started = threading.local()
 
     def pre_run_cell(self, info: Any) -> None:
         """Called by IPython before a cell runs."""
@@ -53,9 +53,9 @@ class CellCounter:
                 return
 
     def _stack(self) -> list[Any]:
-        if not hasattr(self._begun, "stack"):
-            self._begun.stack = []
-        stack: list[Any] = self._begun.stack
+        if not hasattr(self._started, "stack"):
+            self._started.stack = []
+        stack: list[Any] = self._started.stack
         return stack
 
 
@@ -73,14 +73,14 @@ class KernelRequests:
         self._waiting: list[KernelRequest] = []
         self._lock = threading.Lock()  # guards the queue
 
-    def __call__(self, wish: KernelRequest) -> None:
+    def __call__(self, request: KernelRequest) -> None:
         """Queue a request, or withdraw it; called in a thread of ours."""
-        key = wish.verb, wish.name
+        key = request.verb, request.name
         with self._lock:
             self._waiting = [each for each in self._waiting if (each.verb, each.name) != key]
-            if wish.withdrawn:
+            if request.withdrawn:
                 return
-            self._waiting.append(wish)
+            self._waiting.append(request)
         _prepare()
         self._shell.kernel.io_loop.add_callback(self._carry_out)
 
@@ -98,18 +98,20 @@ class KernelRequests:
 
     def _carry_out(self) -> None:
         """Carry out the queued requests."""
-        while (wish := self._next()) is not None:
+        while (request := self._next()) is not None:
             session = activation.current().session
             try:
                 from kernelproxy.kernel import checkpoint_client  # with cloudpickle: only at need
             except ImportError as error:
                 with connect(start=False) as control:
-                    control.call(Carried(session, wish.verb, wish.name, f"It lacks {error.name}."))
+                    control.call(
+                        Carried(session, request.verb, request.name, f"It lacks {error.name}.")
+                    )
                 continue
-            checkpoint_client.carry_out(wish, self._shell, session)
+            checkpoint_client.carry_out(request, self._shell, session)
 
 
-def hear_requests(kernel: Any) -> None:
+def receive_requests(kernel: Any) -> None:
     """Notice when a cell is requested while another one runs.
 
     ipykernel 7 reads requests in a thread; older versions read none while a cell runs.
@@ -118,12 +120,12 @@ def hear_requests(kernel: Any) -> None:
     if take is None:
         return
 
-    async def hear(message: Any) -> Any:
+    async def receive(message: Any) -> Any:
         if activation.current().cells and _asks_for_cell(message):
             activation.cell_asked()
         return await take(message)
 
-    kernel.shell_channel_thread_main = hear
+    kernel.shell_channel_thread_main = receive
 
 
 def _asks_for_cell(message: Any) -> bool:
@@ -155,13 +157,13 @@ def load_ipython_extension(ip: Any) -> None:
             ip.events.register("pre_run_cell", _counter.pre_run_cell)
             ip.events.register("post_run_cell", _counter.post_run_cell)
             if hasattr(ip, "kernel"):
-                wishes = KernelRequests(ip)
-                activation.state.on_wish = wishes
+                requests = KernelRequests(ip)
+                activation.state.on_request = requests
                 activation.state.on_restored = restored_process.Revival(ip)
                 detach.current.obstacle = partial(restored_process.obstacle, ip.kernel)
                 activation.listen()
-                ip.events.register("post_run_cell", wishes.post_run_cell)
-                hear_requests(ip.kernel)
+                ip.events.register("post_run_cell", requests.post_run_cell)
+                receive_requests(ip.kernel)
     except Exception as error:
         print(f"jupyter_sing: CPU only: {type(error).__name__}: {error}.", file=sys.stderr)
     for name in filter(None, os.environ.get("SING_EXTENSIONS", "").split(",")):

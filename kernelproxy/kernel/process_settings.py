@@ -94,10 +94,10 @@ def _environment() -> dict[str, str | None]:
         entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:
         return {}
-    begun = dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
+    initial = dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
     now = dict(os.environ)
     changed = {
-        name: now.get(name) for name in begun.keys() | now if begun.get(name) != now.get(name)
+        name: now.get(name) for name in initial.keys() | now if initial.get(name) != now.get(name)
     }
     return {name: value for name, value in changed.items() if not name.startswith(_OF_KERNEL)}
 

@@ -71,7 +71,7 @@ class RemoteKernel:
         """Return the exit status of the kernel; None if it has not ended. Never blocks."""
         if self._lock.acquire(blocking=False):  # else another thread receives now
             try:
-                self._hear()
+                self._receive_arrived()
             finally:
                 self._lock.release()
         return self._state.code
@@ -79,28 +79,28 @@ class RemoteKernel:
     def refresh(self) -> None:
         """Request the current state: process and session may have changed."""
         with self._lock:
-            self._hear()
-            if self._say(AskKernel()):
-                with self._patience():
-                    self._hear_once()
+            self._receive_arrived()
+            if self._send(AskKernel()):
+                with self._time_limit():
+                    self._receive_once()
 
     def signal(self, number: int) -> None:
         """Send a signal to the kernel and the processes that it has started."""
         with self._lock:
-            self._say(SignalKernel(number))
+            self._send(SignalKernel(number))
 
     def shut_down(self) -> None:
         """Report that the kernel was asked to end."""
         with self._lock:
-            self._say(ShutDownKernel())
+            self._send(ShutDownKernel())
 
     def close(self) -> None:
         """End the kernel, and wait until nothing is left. Idempotent."""
         with self._lock:
-            if self._say(CloseKernel()):
-                with self._patience():
+            if self._send(CloseKernel()):
+                with self._time_limit():
                     while self._sock is not None:
-                        self._hear_once()
+                        self._receive_once()
             self._lost()
 
     def leave(self) -> None:
@@ -116,7 +116,7 @@ class RemoteKernel:
         if self._sock is not None:
             fork_hygiene.let_go([self._sock.fileno()])
 
-    def _say(self, message: Message) -> bool:
+    def _send(self, message: Message) -> bool:
         """Send a message; return whether the kernel host is connected."""
         if self._sock is not None:
             try:
@@ -125,13 +125,13 @@ class RemoteKernel:
                 self._lost()
         return self._sock is not None
 
-    def _hear(self) -> None:
+    def _receive_arrived(self) -> None:
         """Process the messages that have arrived, without blocking."""
         with contextlib.suppress(BlockingIOError):
             while self._sock is not None:
-                self._hear_once(socket.MSG_DONTWAIT)
+                self._receive_once(socket.MSG_DONTWAIT)
 
-    def _hear_once(self, flags: int = 0) -> None:
+    def _receive_once(self, flags: int = 0) -> None:
         """Receive once, and process complete messages.
 
         Raises
@@ -182,7 +182,7 @@ class RemoteKernel:
             self._note(KernelState(0, self._state.session, 1))
 
     @contextlib.contextmanager
-    def _patience(self) -> Iterator[None]:
+    def _time_limit(self) -> Iterator[None]:
         """Set a time limit on receiving."""
         sock = self._sock
         assert sock is not None

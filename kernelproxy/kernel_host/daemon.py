@@ -57,7 +57,7 @@ class _Kept:
     keep: float
     server: socket.socket | None
     deadline: float | None = None  # it is ended then, unless a server adopts it
-    told: bool = False  # its server was notified that it has ended
+    notified: bool = False  # its server was notified that it has ended
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     def state(self) -> KernelState:
@@ -84,7 +84,7 @@ class KernelHost:
         self._leaving = threading.Condition(self._lock)  # notified when a server has left a kernel
         self._stopping = False
         self._quiet_since = time.monotonic()
-        self._patience = LINGER_SECONDS
+        self._linger_seconds = LINGER_SECONDS
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     # The main thread.
@@ -105,7 +105,7 @@ class KernelHost:
                 while os.read(self._woken, 4096):
                     pass
             self._accept()
-            self._look()
+            self._check()
             if self._due_to_leave() and self._leave():
                 return
         for kept in list(self._kept.values()):
@@ -123,7 +123,7 @@ class KernelHost:
         with self._lock:
             due = [kept.deadline for kept in self._kept.values() if kept.deadline is not None]
             if not self._kept and not self._busy:
-                due.append(self._quiet_since + self._patience)
+                due.append(self._quiet_since + self._linger_seconds)
         return max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
 
     def _accept(self) -> bool:
@@ -157,14 +157,14 @@ class KernelHost:
 
         threading.Thread(target=run, daemon=True).start()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Find kernels that have ended, and kernels without a server whose time is over."""
         now = time.monotonic()
         for kept in list(self._kept.values()):
             code = kept.kernel.poll()
-            if code is not None and not kept.told:
-                kept.told = True
-                self._tell(kept)
+            if code is not None and not kept.notified:
+                kept.notified = True
+                self._notify(kept)
             with self._lock:
                 over = kept.deadline is not None and (code is not None or kept.deadline <= now)
                 if over:
@@ -173,7 +173,7 @@ class KernelHost:
                 log.info("Kernel %s, which has no server, %s", kept.id, _how(code))
                 self._in_thread(_close, kept)
 
-    def _tell(self, kept: _Kept) -> None:
+    def _notify(self, kept: _Kept) -> None:
         """Notify its server of a kernel's state."""
         server = kept.server
         if server is not None:
@@ -182,7 +182,7 @@ class KernelHost:
 
     def _due_to_leave(self) -> bool:
         with self._lock:
-            waited = time.monotonic() - self._quiet_since >= self._patience
+            waited = time.monotonic() - self._quiet_since >= self._linger_seconds
             return waited and not self._kept and not self._busy
 
     def _leave(self) -> bool:
@@ -300,7 +300,7 @@ class KernelHost:
             case ShutDownKernel():
                 kept.kernel.shut_down()
             case CloseKernel():
-                kept.told = True
+                kept.notified = True
                 kept.kernel.close()
                 with self._lock:
                     self._kept.pop(kept.id, None)
@@ -329,7 +329,7 @@ class KernelHost:
             ending = [kept for kept in self._kept.values() if kept.deadline is not None]
             for kept in ending:
                 del self._kept[kept.id]
-            self._patience = 0.0
+            self._linger_seconds = 0.0
         for kept in ending:
             log.info("Kernel %s, which has no server, is ended", kept.id)
             kept.kernel.close()
@@ -352,14 +352,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os._exit(0)  # the starter waits for this process; the child becomes a daemon
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
     os.chdir("/")
-    said, host = "ready", None
+    outcome, host = "ready", None
     try:
         place = directory()
         host = KernelHost(_listen(place), place)
     except (SingError, OSError) as error:
-        said = str(error)
+        outcome = str(error)
     with contextlib.suppress(BrokenPipeError):  # the starter has timed out
-        os.write(ready_fd, f"{said}\n".encode())
+        os.write(ready_fd, f"{outcome}\n".encode())
     os.close(ready_fd)
     if host is None:
         return 1

@@ -143,10 +143,10 @@ class ServerDirectory:
             try:
                 with contextlib.closing(sqlite3.connect(file)) as table:
                     table.execute("SELECT session_id, path, name, type, kernel_id FROM session")
-                    (said,) = table.execute("PRAGMA quick_check").fetchone()
+                    (result,) = table.execute("PRAGMA quick_check").fetchone()
             except sqlite3.Error as error:
-                said = "no such table" if "no such table" in str(error) else str(error)
-            if said not in ("ok", "no such table"):
+                result = "no such table" if "no such table" in str(error) else str(error)
+            if result not in ("ok", "no such table"):
                 for each in self.path.glob(f"{SESSIONS_NAME}*"):
                     each.unlink()
         return file

@@ -28,7 +28,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 OBJECTS_KEPT = 200
 PAIRS_KEPT = 8
 #: Interval for polling the progress of another process.
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 T = TypeVar("T")
 
@@ -163,7 +163,7 @@ def _locked(cache: Path, key: str, tell: Tell) -> Iterator[None]:
                 if far != told:
                     tell(*far)
                     told = far
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
             else:
                 break
         yield

@@ -9,7 +9,7 @@ from kernelproxy.common.protocol.views import SessionView
 EVENT_ID = "https://schema.jupyter.org/jupyter_sing/session/v1"
 
 #: Fields of a session's description that an event contains unchanged.
-_TOLD = (
+_REPORTED_FIELDS = (
     "kernel_id", "state", "tier", "reason", "name", "owner", "memory", "pinned", "priority",
     "served_as", "recoverable", "queued_for", "queue_position", "expected_wait", "last_checkpoint",
     "suspended_by", "suspended_at", "shared", "promised",
@@ -24,7 +24,7 @@ def changed(session: SessionView) -> dict[str, Any]:
     session : dict
         As in `StatusReply`.
     """
-    found = {name: session.get(name) for name in _TOLD}
+    found = {name: session.get(name) for name in _REPORTED_FIELDS}
     if session.get("progress"):
         found["progress"] = session["progress"]
     return {"session": session["id"], "device": session["device"] or "", **found}

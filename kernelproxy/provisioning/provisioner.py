@@ -215,8 +215,8 @@ class SingProvisioner(KeptKernel):
         NativeError
             If it cannot be built, or the interpreter does not start with it.
         """
-        say = libraries.lines(lambda line: self.log.info("jupyter_sing: %s", line))
-        library = tools.file_tracker(say)
+        log_line = libraries.lines(lambda line: self.log.info("jupyter_sing: %s", line))
+        library = tools.file_tracker(log_line)
         key = (python, os.stat(python).st_mtime, library)
         if key not in _trackable:
             tracker.check(python, library, env)
@@ -312,7 +312,7 @@ class SingProvisioner(KeptKernel):
         try:
             name = await in_thread(lambda: last_checkpoint(request, self.open_timeout))
             text = f"%sing restore {name} restores its last checkpoint"
-            self._tell(events.kernel_died(request.session, self.kernel_id or "", name))
+            self._emit(events.kernel_died(request.session, self.kernel_id or "", name))
         except ControlError as error:
             if error.reason == "no-daemon":
                 return
@@ -322,7 +322,7 @@ class SingProvisioner(KeptKernel):
         self._owed = False
         self.log.warning("jupyter_sing: kernel %s died: %s.", self.kernel_id, text)
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _emit(self, event: dict[str, Any]) -> None:
         """Emit an event, if the server has our extension enabled."""
         logger = getattr(self.parent, "event_logger", None)
         if logger is not None and events.EVENT_ID in logger.schemas:

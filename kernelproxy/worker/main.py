@@ -224,10 +224,10 @@ def _set_lease(control: socket.socket, library: ctypes.CDLL, order: Lease) -> No
         library.sing_worker_lease(order.token, int(order.given))
     if not order.given:
         told = (control, library, order)
-        threading.Thread(target=_tell_parked, args=told, daemon=True).start()
+        threading.Thread(target=_report_parked, args=told, daemon=True).start()
 
 
-def _tell_parked(control: socket.socket, library: ctypes.CDLL, order: Lease) -> None:
+def _report_parked(control: socket.socket, library: ctypes.CDLL, order: Lease) -> None:
     """Report that execution has stopped; if it continues, a later lease was granted."""
     if order.within > 0:
         library.sing_worker_take_lease(order.token, int(order.within * 1e9))

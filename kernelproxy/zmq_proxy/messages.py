@@ -41,7 +41,7 @@ def body(frames: Frames) -> Frames:
     return ()
 
 
-def said(frame: zmq.Frame) -> dict[str, Any]:
+def decoded(frame: zmq.Frame) -> dict[str, Any]:
     """Parse a frame as a JSON object; return an empty one if it is not valid."""
     try:
         found = parse_json(frame.bytes)
@@ -66,7 +66,7 @@ class Signer:
             signature = self._session.sign([frame.buffer for frame in parts[1:5]])
             if not hmac.compare_digest(signature, parts[0].bytes):
                 return None
-        header = said(parts[1])
+        header = decoded(parts[1])
         if not isinstance(header.get("msg_id"), str):
             return None
         return Request(
@@ -80,7 +80,7 @@ class Signer:
         parent, route = None, []
         if to is not None:
             parts = body(to)
-            parent = said(parts[1])
+            parent = decoded(parts[1])
             route = [frame.bytes for frame in to[: len(to) - len(parts) - 1]]
         header = self._session.msg_header(kind)
         message = self._session.msg(kind, content or {}, parent, header)
@@ -94,7 +94,7 @@ class Signer:
 def parent_of(frames: Frames) -> str:
     """Return the id of the request that a message answers; empty if it answers none."""
     parts = body(frames)
-    found = said(parts[2]).get("msg_id") if parts else None
+    found = decoded(parts[2]).get("msg_id") if parts else None
     return found if isinstance(found, str) else ""
 
 
@@ -103,9 +103,9 @@ def state_of(frames: Frames) -> tuple[str, str]:
     parts = body(frames)
     if not parts or b'"status"' not in parts[1].bytes:  # parse only what may be a status
         return "", ""
-    if said(parts[1]).get("msg_type") != "status":
+    if decoded(parts[1]).get("msg_type") != "status":
         return "", ""
-    return str(said(parts[4]).get("execution_state")), parent_of(frames)
+    return str(decoded(parts[4]).get("execution_state")), parent_of(frames)
 
 
 def is_welcome(frames: Frames) -> bool:
@@ -121,7 +121,7 @@ class PendingRequest:
     channel: str
     frames: Frames
     request: Request
-    begun: bool = False
+    started: bool = False
     replied: bool = False
     idle: bool = False
 
@@ -156,14 +156,14 @@ class Unanswered:
     def status(self, request_id: str, state: str) -> None:
         """Record the kernel's status for a request."""
         if entry := self._entries.get(request_id):
-            entry.begun = True
+            entry.started = True
             entry.idle = state == "idle"
             self._settle(entry)
 
     def executing(self) -> PendingRequest | None:
         """Return the request that the kernel's main thread executes, if there is one."""
         mine = (e for e in self._entries.values() if e.channel == "shell" and not e.request.apart)
-        return next((entry for entry in mine if entry.begun), None)
+        return next((entry for entry in mine if entry.started), None)
 
     def holds(self, entry: PendingRequest) -> bool:
         """True if a request is still in the table."""

@@ -207,8 +207,8 @@ class ZmqProxy:
         if self._wake in fired:
             os.eventfd_read(self._wake)
             self._obey()
-        self._exchange.look()
-        self._look()
+        self._exchange.check()
+        self._check()
 
     def _milliseconds(self) -> int | None:
         """Return the maximum time to wait; None if nothing is due."""
@@ -231,7 +231,7 @@ class ZmqProxy:
                 else:
                     self._awaited[done] = awaited
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Complete the commands that are done or have timed out."""
         for done, awaited in list(self._awaited.items()):
             if awaited.until():

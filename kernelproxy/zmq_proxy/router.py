@@ -25,7 +25,7 @@ from kernelproxy.zmq_proxy.messages import (
 )
 from kernelproxy.zmq_proxy.sockets import Back, Front
 
-_ASKING = ("shell", "control")
+_REQUEST_CHANNELS = ("shell", "control")
 #: Maximum number of messages forwarded from one socket before the others get their turn.
 _BURST = 200
 
@@ -136,11 +136,11 @@ class Exchange:
         }
 
     def due(self) -> float | None:
-        """Return when `look` is due without an event, in monotonic time; None: never."""
+        """Return when `check` is due without an event, in monotonic time; None: never."""
         backs = filter(None, (self._back, self._candidate))
         return min((b.ask_again_at for b in backs if b.ask_again_at is not None), default=None)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Repeat the probes that are due."""
         for back in filter(None, (self._back, self._candidate)):
             if back.ask_again_at is not None and back.ask_again_at <= time.monotonic():
@@ -237,7 +237,7 @@ class Exchange:
     def connect(self, connection: Connection) -> None:
         """See `ZmqProxy`, for all commands."""
         self._back = Back(self._context, connection, self._signer)
-        self._back.prove(*_ASKING)
+        self._back.prove(*_REQUEST_CHANNELS)
 
     def pause(self) -> None:
         self._held = True
@@ -249,7 +249,7 @@ class Exchange:
         # The shell is probed only if a request may be left there: output of threads belongs to the
         # last cell requested on it, and a probe would replace that cell.
         quiet = back.established and not self._unanswered.any("shell")
-        back.prove(*(("control",) if quiet else _ASKING))
+        back.prove(*(("control",) if quiet else _REQUEST_CHANNELS))
 
         def until() -> bool:
             if back.ready:
@@ -285,7 +285,7 @@ class Exchange:
         self.discard()
         candidate = self._candidate = Back(self._context, connection, self._signer)
         self._beside = beside
-        candidate.prove(*_ASKING)
+        candidate.prove(*_REQUEST_CHANNELS)
 
         def otherwise() -> ProcessError:
             self.discard()
@@ -324,7 +324,7 @@ class Exchange:
 
     def _ask(self, back: Back, entry: PendingRequest) -> None:
         """Send a request to a process, and record it as unanswered."""
-        entry.begun = entry.replied = entry.idle = False
+        entry.started = entry.replied = entry.idle = False
         self._unanswered.add(entry)
         back.send(entry.channel, entry.frames)
 

@@ -67,10 +67,10 @@ class Back:
         self, context: zmq.Context[zmq.Socket[bytes]], connection: Connection, signer: Signer
     ) -> None:
         self._signer = signer
-        self._asked: dict[str, str] = {}  # channels by the ids of probes
+        self._probes: dict[str, str] = {}  # channels by the ids of probes
         self._unanswered: set[str] = set()
         self._unseen: set[str] = set()
-        self._patience = 0.0
+        self._retry_seconds = 0.0
         #: When to call `ask_again`, on the monotonic clock.
         self.ask_again_at: float | None = None
         self.ready = False
@@ -99,9 +99,9 @@ class Back:
     def prove(self, *channels: str) -> None:
         """Send a probe on each channel; `ready` when all replies and their output have arrived."""
         self.ready = False
-        self._asked = {}
+        self._probes = {}
         self._unanswered, self._unseen = set(channels), set(channels)
-        self._patience = _UNANSWERED
+        self._retry_seconds = _UNANSWERED
         self.ask_again()
 
     def ask_again(self) -> None:
@@ -109,27 +109,27 @@ class Back:
         for channel in sorted(self._unanswered | self._unseen):
             # Not `kernel_info_request`: for its reply IPython draws from the user's random stream.
             question, frames = self._signer.make("comm_info_request")
-            self._asked[question] = channel
+            self._probes[question] = channel
             self.send(channel, frames)
-        self.ask_again_at = time.monotonic() + self._patience
-        self._patience = min(2 * self._patience, _UNANSWERED_MAX)
+        self.ask_again_at = time.monotonic() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, _UNANSWERED_MAX)
 
     def answered(self, question: str) -> None:
         """Record the reply to a probe; ignore other replies."""
-        self._unanswered.discard(self._asked.get(question, ""))
-        self._look()
+        self._unanswered.discard(self._probes.get(question, ""))
+        self._check()
 
     def seen(self, question: str) -> None:
         """Record that all output of a probe has arrived; ignore other output."""
-        self._unseen.discard(self._asked.get(question, ""))
-        self._look()
+        self._unseen.discard(self._probes.get(question, ""))
+        self._check()
 
     def close(self) -> None:
         """Disconnect."""
         for sock in self.sockets.values():
             sock.close()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self.ready or self._unanswered:
             return
         if self._unseen:

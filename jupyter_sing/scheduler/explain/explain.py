@@ -92,7 +92,7 @@ class Explainer:
                 free.append((key, session))
             else:
                 limited.setdefault(limit.flow, []).append((key, session, limit))
-        expected = self._look(free, self._leases.table.devices.values(), now)
+        expected = self._forecast(free, self._leases.table.devices.values(), now)
         for _, session in free:
             held_up = session.residency.moving or self._leases.table.tried_again(session, now) > now
             where = "" if held_up else _where(expected[session].devices)
@@ -102,7 +102,7 @@ class Explainer:
             found |= self._within(flow, those, now)
         return found
 
-    def _look(
+    def _forecast(
         self, order: list[tuple[Key, EngineSession]], devices: Iterable[EngineDevice], now: float
     ) -> dict[EngineSession, Expected]:
         if not order:
@@ -119,7 +119,7 @@ class Explainer:
         assert flow.quota
         waiting = [(key, session) for key, session, _ in those]
         held = (device for holder in flow.quota.holders for device in self._held(holder))
-        expected = self._look(waiting, dict.fromkeys(held), now)
+        expected = self._forecast(waiting, dict.fromkeys(held), now)
         found = {}
         for index, (_, session, limit) in enumerate(those):
             seconds = expected[session].seconds if limit.seconds is None else limit.seconds

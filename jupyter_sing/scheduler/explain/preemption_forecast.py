@@ -87,33 +87,33 @@ class WaitingRequest:
 
 
 def gives_way(
-    turn: ExpectedLease, wish: WaitingRequest, settings: EngineSettings, now: float
+    turn: ExpectedLease, request: WaitingRequest, settings: EngineSettings, now: float
 ) -> float:
     """Return when a lease is likely to end, be it only for the sake of a waiting session."""
-    victim, waiting = turn.session, wish.session
+    victim, waiting = turn.session, request.session
     if not victim.terms.may_preempt or victim.lease.right not in ("", waiting.vc):
         return max(now, turn.end)
-    when = max(turn.protected, min(turn.held, *_comes_first(turn, wish, settings, now)))
-    interactive = wish.levels[0][0] <= INTERACTIVE
-    interactive = interactive and (wish.urgent_at <= now or not wish.throttled)
+    when = max(turn.protected, min(turn.held, *_comes_first(turn, request, settings, now)))
+    interactive = request.levels[0][0] <= INTERACTIVE
+    interactive = interactive and (request.urgent_at <= now or not request.throttled)
     if interactive and waiting.terms.tier is Tier.PREMIUM and victim.terms.tier is Tier.BASIC:
         when = min(when, turn.exposed)
     return max(now, min(when, turn.end))
 
 
 def _comes_first(
-    turn: ExpectedLease, wish: WaitingRequest, settings: EngineSettings, now: float
+    turn: ExpectedLease, request: WaitingRequest, settings: EngineSettings, now: float
 ) -> Iterator[float]:
     """Yield the times from which a waiting session precedes an executing one, one per reason."""
-    yield max(wish.urgent_at, turn.urgent_until)
-    alike = min(wish.urgent_at, turn.urgent_until)  # until both are urgent, or neither is
-    if turn.urgent_until <= wish.urgent_at and turn.throttled != wish.throttled:
+    yield max(request.urgent_at, turn.urgent_until)
+    alike = min(request.urgent_at, turn.urgent_until)  # until both are urgent, or neither is
+    if turn.urgent_until <= request.urgent_at and turn.throttled != request.throttled:
         if turn.throttled:
             yield max(alike, turn.expires)
         return
     present = level_of(turn.attained_at(now), settings)
-    owed = _owed_more(wish.session.flow, turn.session.flow, now)
-    for level, since in wish.levels:
+    owed = _owed_more(request.session.flow, turn.session.flow, now)
+    for level, since in request.levels:
         yield max(alike, since, turn.sinks(level + 1, settings))
         equal = turn.sinks(level, settings)
         expires = equal + settings.quanta[level] if level > present else turn.expires

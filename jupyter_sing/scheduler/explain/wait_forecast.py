@@ -105,20 +105,20 @@ class Forecast:
             tried_again = self._leases.table.tried_again(session, self._now)
             since = max(self._now + max(leaving, default=0.0), tried_again)
             began, boost = session.wait.since, session.wait.boost
-            wish = self._wish(session, session.attained, began, boost, session.wait.urgent)
-            queue.append((key, number, wish, since))
-        asked = {session for _, session in order}
+            request = self._request(session, session.attained, began, boost, session.wait.urgent)
+            queue.append((key, number, request, since))
+        pending = {session for _, session in order}
         count = len(queue)
-        while asked:
-            _, _, wish, since = heapq.heappop(queue)
-            chosen = self._choose(wish, since)
-            if wish.session in asked:
-                asked.remove(wish.session)
-                found[wish.session] = _expected(chosen, self._now)
+        while pending:
+            _, _, request, since = heapq.heappop(queue)
+            chosen = self._choose(request, since)
+            if request.session in pending:
+                pending.remove(request.session)
+                found[request.session] = _expected(chosen, self._now)
             if chosen is None:
                 continue
             at, devices = chosen
-            for stopped in self._give(wish, at, devices):
+            for stopped in self._give(request, at, devices):
                 if count < ROUNDS * len(order):
                     count += 1
                     heapq.heappush(queue, self._again(stopped, at, count))
@@ -136,16 +136,16 @@ class Forecast:
         insort(self._soonest, place, key=_order)
 
     def _give(
-        self, wish: WaitingRequest, at: float, devices: tuple[EngineDevice, ...]
+        self, request: WaitingRequest, at: float, devices: tuple[EngineDevice, ...]
     ) -> list[ExpectedLease]:
         """Assign devices to a session from a time on; return the unfinished leases it stops."""
-        switch = max(device.switch(wish.session) for device in devices)
+        switch = max(device.switch(request.session) for device in devices)
         stopped: dict[EngineSession, ExpectedLease] = {}
         for device in devices:
             turn = self._places[device].turn
             if turn is not None and at < turn.end:
                 stopped[turn.session] = turn
-            self._occupy(device, self._turn(wish.session, at + switch, switch, wish.attained))
+            self._occupy(device, self._turn(request.session, at + switch, switch, request.attained))
         return list(stopped.values())
 
     def _present(self, device: EngineDevice) -> ExpectedLease | None:
@@ -223,18 +223,18 @@ class Forecast:
 
     # Requests.
 
-    def _wish(
+    def _request(
         self, session: EngineSession, attained: float, since: float, boost: int, urgent: bool
     ) -> WaitingRequest:
         """Return the request of a session that waits since a time and has risen `boost` levels."""
         own = level_of(attained, self._settings)
-        patience = AGING * self._settings.quanta[own]
+        aging = AGING * self._settings.quanta[own]
         levels = [(max(0, own - boost), -math.inf)]
-        levels += [(own - rise, since + rise * patience) for rise in range(boost + 1, own + 1)]
+        levels += [(own - rise, since + rise * aging) for rise in range(boost + 1, own + 1)]
         throttled = self._is_throttled(session, levels[0][0])
         urgent_at = self._now
         if not urgent:
-            urgent_at = since + (own + 1) * patience
+            urgent_at = since + (own + 1) * aging
             if session.terms.goal > 0.0:
                 spare = max(0.0, self._spare(session, levels[0][0]))
                 early = [at for level, at in levels if level <= INTERACTIVE and not throttled]
@@ -245,17 +245,17 @@ class Forecast:
         """Return the request of a session that was stopped at a time."""
         session, attained = turn.session, turn.attained_at(at)
         level = level_of(attained, self._settings)
-        wish = self._wish(session, attained, at, 0, at < turn.urgent_until)
+        request = self._request(session, attained, at, 0, at < turn.urgent_until)
         key = self._timers.waiting.place_of(session, level, at < turn.urgent_until, at, self._now)
-        return key, number, wish, at
+        return key, number, request, at
 
     # Devices.
 
-    def _choose(self, wish: WaitingRequest, since: float) -> _Chosen | None:
+    def _choose(self, request: WaitingRequest, since: float) -> _Chosen | None:
         """Return the earliest time for a session, and on which devices; None: unknown."""
-        session = wish.session
+        session = request.session
         if session.gpus > 1:
-            return self._several(wish, since)
+            return self._several(request, since)
         if session.only is not None:
             places = [self._places[session.only]] if session.only in self._places else []
         else:
@@ -263,7 +263,7 @@ class Forecast:
             places = list(dict.fromkeys([*homes, *self._soonest[:CANDIDATES]]))
         ranked = []
         for place in places:
-            at = self._available(place, wish, since)
+            at = self._available(place, request, since)
             ranked.append((at + place.device.switch(session), place.device.number, at, place))
         for _, _, at, place in sorted(ranked, key=lambda each: each[:2]):
             made = room(session, place.device, self._now, leaving=tuple(place.device.lessees))
@@ -271,23 +271,23 @@ class Forecast:
                 return at + made.seconds, (place.device,)
         return None
 
-    def _several(self, wish: WaitingRequest, since: float) -> _Chosen | None:
+    def _several(self, request: WaitingRequest, since: float) -> _Chosen | None:
         """Do the same for a session that needs several devices of a node at once."""
-        wanted, best = wish.session.gpus, None
+        wanted, best = request.session.gpus, None
         for devices in self._nodes.values():
             places = [self._places[device] for device in devices if device in self._places]
             times = sorted(
-                (self._available(place, wish, since), place.device.number, place.device)
+                (self._available(place, request, since), place.device.number, place.device)
                 for place in places
             )[:wanted]
             if len(times) == wanted and (best is None or times[-1][0] < best[0]):
                 best = times[-1][0], tuple(device for *_, device in times)
         return best
 
-    def _available(self, place: _Place, wish: WaitingRequest, since: float) -> float:
+    def _available(self, place: _Place, request: WaitingRequest, since: float) -> float:
         if place.turn is None:
             return since
-        return gives_way(place.turn, wish, self._settings, since)
+        return gives_way(place.turn, request, self._settings, since)
 
 
 def _expected(chosen: _Chosen | None, now: float) -> Expected:

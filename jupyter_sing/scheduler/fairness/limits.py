@@ -21,7 +21,7 @@ from jupyter_sing.scheduler.settings import EngineSettings
 from jupyter_sing.scheduler.state import EngineDevice, EngineSession, SessionQuota
 from kernelproxy.common.units import bytes_text, duration_text
 
-LOOKS = 64
+CANDIDATES_MAX = 64
 """Sessions of a user that are examined for eviction when a memory limit is reached."""
 
 WOKEN = 8
@@ -151,7 +151,7 @@ class Limiter:
             excess = quota.memory + quota.coming + adding - quota.limits.device_memory
             if excess <= 0:
                 continue
-            for other in islice(quota.residents, LOOKS):
+            for other in islice(quota.residents, CANDIDATES_MAX):
                 if excess <= 0:
                     break
                 if other is session or not (other.residency.moving or may_leave(other, now)):

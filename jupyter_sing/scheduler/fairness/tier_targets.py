@@ -47,7 +47,7 @@ class Account:
     """
 
     __slots__ = (
-        "_asked", "_demand", "_ends", "_got", "_granted", "_mode", "_since", "_slot",
+        "_demand", "_ends", "_got", "_granted", "_mode", "_requested", "_since", "_slot",
         "demand", "goal", "granted", "tally",
     )  # fmt: skip
 
@@ -62,9 +62,9 @@ class Account:
         self.goal = 0.0
         self.tally: Tally | None = None
         self._ends: float | None = None  # end of the hour that is judged next
-        self._asked = self._got = 0.0  # in that hour
+        self._requested = self._got = 0.0  # in that hour
 
-    def promise(self, goal: float, now: float) -> None:
+    def set_goal(self, goal: float, now: float) -> None:
         """Set another target; a new hour begins."""
         if goal != self.goal:
             self.settle(now)
@@ -77,16 +77,16 @@ class Account:
             if self._ends is None:
                 if not self._mode:
                     return
-                self._ends, self._asked, self._got = at + WINDOW, 0.0, 0.0
+                self._ends, self._requested, self._got = at + WINDOW, 0.0, 0.0
             end = min(now, self._ends)
-            self._asked += end - at if self._mode else 0.0
+            self._requested += end - at if self._mode else 0.0
             self._got += end - at if self._mode > 1 else 0.0
             at = end
             if at < self._ends:
                 return
             self._ends = None
-            lost = self._asked - self._got
-            if self.tally and self.goal and lost > _may_lose(self._asked, self.goal):
+            lost = self._requested - self._got
+            if self.tally and self.goal and lost > _may_lose(self._requested, self.goal):
                 self.tally.missed += 1
 
     def _advance(self, slot: int) -> None:
@@ -148,7 +148,7 @@ class Account:
                 self.demand += demand
                 self.granted += min(demand, granted)
                 self._ends = self._ends or max(now, slot * SLOT + WINDOW)
-        self._asked, self._got = self.demand, self.granted
+        self._requested, self._got = self.demand, self.granted
 
     def wait(self, now: float) -> None:
         """Record that it has a cell that does not execute."""
@@ -237,13 +237,13 @@ def admit(
             f"best effort: with it, premium sessions may need {premium + gpus:g} devices at once,"
             f" and there {_are(guaranteed)} {guaranteed:g}",
         )
-    promised = sum(targets.get(known, 0.0) * amount for known, amount in demand.items())
+    committed = sum(targets.get(known, 0.0) * amount for known, amount in demand.items())
     wanted = targets[tier] * gpus
-    if promised + wanted > capacity:
+    if committed + wanted > capacity:
         return Admission(
             tier,
             False,
-            f"best effort: with it, {promised + wanted:.2f} devices would be promised,"
+            f"best effort: with it, {committed + wanted:.2f} devices would be promised,"
             f" and there {_are(capacity)} {capacity:g}",
         )
     return Admission(tier, True, f"{tier.value}: {targets[tier]:.0%} of what it asks for, hourly")

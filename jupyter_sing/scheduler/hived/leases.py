@@ -46,12 +46,12 @@ class HivedGuarantees(Guarantees):
         """
         cluster = self.cluster
         cluster.admit(vc)
-        asked = GroupRequest(request, vc, priority, (GroupMember(1, leaves),), any_pinned=True)
+        requested = GroupRequest(request, vc, priority, (GroupMember(1, leaves),), any_pinned=True)
         known = cluster.groups.get(request)
-        if known is not None and known.preempting and known.request != asked:
+        if known is not None and known.preempting and known.request != requested:
             cluster.cancel(request)
         near = [cluster.devices[name] for name in prefer if name in cluster.devices]
-        outcome = cluster.schedule(asked, prefer=near)
+        outcome = cluster.schedule(requested, prefer=near)
         if isinstance(outcome, GroupWaiting):
             return NoPlacement(outcome.reason)
         devices = _devices(outcome.group)
@@ -98,8 +98,8 @@ class HivedGuarantees(Guarantees):
         cluster = self.cluster
         cluster.admit(vc)
         known = [(cluster.devices[name], None) for name in devices if name in cluster.devices]
-        asked = GroupRequest(request, vc, 0, (GroupMember(1, len(devices)),), any_pinned=True)
-        group = AffinityGroup(asked, [known])
+        requested = GroupRequest(request, vc, 0, (GroupMember(1, len(devices)),), any_pinned=True)
+        group = AffinityGroup(requested, [known])
         group.slots[0].leaves = len(devices)
         cluster.adopt(group)
         return len(known) == len(devices) and regain(cluster, group)

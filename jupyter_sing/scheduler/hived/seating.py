@@ -96,16 +96,16 @@ class Seating:
         """True if a virtual device could be bound to a physical one without breaking anything."""
         if virtual.busy or virtual.chain is not physical.chain:
             return False
-        promised: VirtualCell | None = virtual
+        guaranteed: VirtualCell | None = virtual
         cell: PhysicalCell | None = physical
-        while promised is not None and cell is not None:
-            if promised.physical is not None:
-                return promised.physical is cell
+        while guaranteed is not None and cell is not None:
+            if guaranteed.physical is not None:
+                return guaranteed.physical is cell
             if cell.virtual is not None:
                 return False
-            if promised.parent is None:
+            if guaranteed.parent is None:
                 return self.pools[cell.chain.name].may_take(cell)
-            promised, cell = promised.parent, cell.parent
+            guaranteed, cell = guaranteed.parent, cell.parent
         return False
 
     def _bind(self, device: VirtualCell, at: PhysicalCell) -> None:

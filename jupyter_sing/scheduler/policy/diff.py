@@ -18,7 +18,7 @@ from jupyter_sing.scheduler.policy.resolve import QUOTAS, TIER_TERMS, Resolver, 
 from kernelproxy.common.units import mebibytes_text
 
 NAMES_SHOWN_MAX = 5
-_NOBODY = ""  # a user that no name refers to; a pattern may
+_UNNAMED_USER = ""  # a user that no name refers to; a pattern may
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def differences(old: Policy, new: Policy, sessions: Sequence[SessionUse]) -> tup
     of_user: dict[str, list[SessionUse]] = {}
     for session in sessions:
         of_user.setdefault(session.user, []).append(session)
-    named = dict.fromkeys((*sorted(of_user), *_names(new), *_names(old), _NOBODY))
+    named = dict.fromkeys((*sorted(of_user), *_names(new), *_names(old), _UNNAMED_USER))
     before, after = Resolver(old), Resolver(new)
     found: dict[object, Difference] = {}
     for user in named:
@@ -104,7 +104,7 @@ def differences(old: Policy, new: Policy, sessions: Sequence[SessionUse]) -> tup
         # Users without individual consequences are grouped.
         key = (user,) if consequences else (place, changes)
         known = found.get(key, Difference((), place, changes, consequences))
-        who = (*known.who, user if user != _NOBODY else "others")
+        who = (*known.who, user if user != _UNNAMED_USER else "others")
         found[key] = Difference(who, place, changes, consequences)
     return (*_cluster_differences(old, new), *found.values())
 

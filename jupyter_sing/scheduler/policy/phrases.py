@@ -49,12 +49,12 @@ def value_text(key: str, value: Any) -> str:
 
 def quotas_text(quotas: EffectiveQuotas) -> str:
     """Format the quotas that limit anything; ``unlimited`` if none does."""
-    said = [
+    terms = [
         f"{NAMES[key]} {value_text(key, value)}"
         for key in QUOTAS
         if (value := getattr(quotas, key)) != float("inf")
     ]
-    return ", ".join(said) or "unlimited"
+    return ", ".join(terms) or "unlimited"
 
 
 def guarantee_text(cluster: VirtualCluster) -> str:

@@ -36,7 +36,7 @@ _TIER_TERMS = {
     Tier.BASIC: TierTerms(gpu_percent=0.0),
 }
 # Defaults of sessions without any policy.
-_PATIENCE = TierTerms(suspend_after=600.0, hibernate_after=math.inf, max_hold=math.inf)
+_IDLE_TERMS = TierTerms(suspend_after=600.0, hibernate_after=math.inf, max_hold=math.inf)
 _TERMS = UserTerms(tier=Tier.STANDARD, weight=1.0, packing=False)
 
 QUOTAS = tuple(field.name for field in fields(Quotas))
@@ -157,8 +157,8 @@ class Resolver:
             decided.append(_decided(policy, f"quotas.{key}", source))
         tier: Tier = chosen["tier"]
         for key in TIER_TERMS:
-            said = getattr(getattr(policy.tiers, tier.value), key) is not None
-            decided.append(_decided(policy, key, f"tiers.{tier}.{key}" if said else None))
+            configured = getattr(getattr(policy.tiers, tier.value), key) is not None
+            decided.append(_decided(policy, key, f"tiers.{tier}.{key}" if configured else None))
         return UserPolicy(
             user=user,
             admitted=bool(mentions) or policy.others.admitted is not False,
@@ -202,10 +202,10 @@ def home_of_others(policy: Policy) -> VirtualCluster:
 
 def tier_terms(policy: Policy, tier: Tier) -> EffectiveTier:
     """Return the effective terms of a tier."""
-    said: TierTerms = getattr(policy.tiers, tier.value)
+    configured: TierTerms = getattr(policy.tiers, tier.value)
     found = {}
     for key in TIER_TERMS:
-        layers = (said, _TIER_TERMS[tier], _PATIENCE)
+        layers = (configured, _TIER_TERMS[tier], _IDLE_TERMS)
         found[key] = next(v for each in layers if (v := getattr(each, key)) is not None)
     return EffectiveTier(**found)
 

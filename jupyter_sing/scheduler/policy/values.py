@@ -150,8 +150,8 @@ def quantity(units: Mapping[str, int], example: str, *, zero: bool = False) -> V
     digits = "(0|[1-9][0-9]{0,5})" if zero else "([1-9][0-9]{0,5})"
     pattern = f"^{digits} ?({'|'.join(units)})$"
 
-    def convert(said: str) -> int:
-        count, unit = re.findall("[0-9]+|[A-Za-z]+", said)
+    def convert(text: str) -> int:
+        count, unit = re.findall("[0-9]+|[A-Za-z]+", text)
         return int(count) * units[unit]
 
     def write(value: float) -> str:

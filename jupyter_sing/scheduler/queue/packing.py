@@ -27,7 +27,7 @@ KEEP = 1.2
 
 PAUSE = 60.0
 PAUSE_MAX = 3600.0
-LOOKS = 16
+CANDIDATES_MAX = 16
 """Sessions of either side that are compared for a pair."""
 
 
@@ -75,8 +75,12 @@ class Packing:
         """Find (host, guest), the least utilised of both sides that fit."""
         if not self._hosts or not self._guests:
             return None
-        hosts = sorted(islice(self._hosts, LOOKS), key=lambda s: (s.usage.utilisation, s.number))
-        guests = sorted(islice(self._guests, LOOKS), key=lambda s: (s.usage.utilisation, s.number))
+        hosts = sorted(
+            islice(self._hosts, CANDIDATES_MAX), key=lambda s: (s.usage.utilisation, s.number)
+        )
+        guests = sorted(
+            islice(self._guests, CANDIDATES_MAX), key=lambda s: (s.usage.utilisation, s.number)
+        )
         for guest in guests:
             if guest.residency.moving or not self._may_come(guest, now):
                 continue

@@ -86,11 +86,11 @@ class Placement:
         if at_home is not None and level <= 1:
             return at_home
         free, held = self._cheapest(session, level, now)
-        patience = self._patience(session, level, home, now)
+        home_wait = self._home_wait(session, level, home, now)
         if free is not None:
             cost = free.switch(session)
-            if patience is not None and patience < cost:
-                return Later(now + max(WAIT_MIN, patience))
+            if home_wait is not None and home_wait < cost:
+                return Later(now + max(WAIT_MIN, home_wait))
             return PlacementChoice((free,), (), "the device is free")
         if at_home is not None:
             return at_home
@@ -101,8 +101,8 @@ class Placement:
         if victim is None:
             return None if held is None else Later(held)
         device = victim.lease.devices[0]
-        if patience is not None and patience < device.switch(session):
-            return Later(now + max(WAIT_MIN, patience))
+        if home_wait is not None and home_wait < device.switch(session):
+            return Later(now + max(WAIT_MIN, home_wait))
         return PlacementChoice((device,), tuple(device.lessees), "it goes before what runs there")
 
     def _gang(
@@ -243,7 +243,7 @@ class Placement:
             (home,), victims, "its memory is there, and it goes before what runs there"
         )
 
-    def _patience(
+    def _home_wait(
         self, session: EngineSession, level: int, home: EngineDevice | None, now: float
     ) -> float | None:
         """Return the seconds until its home is likely to be free; None if waiting is pointless.

@@ -19,7 +19,7 @@ from jupyter_sing.scheduler.queue.wait_queue import LEVELS, WaitQueue
 from jupyter_sing.scheduler.settings import EngineSettings
 from jupyter_sing.scheduler.state import EngineSession, Phase
 
-LOOK_MIN = 0.5
+REVIEW_SECONDS_MIN = 0.5
 """Minimum seconds between two reviews of the same waiting session."""
 
 
@@ -152,7 +152,7 @@ class Timers:
             quantum = self.settings.quanta[self.level(session, now)]
             spare = session.account.slack(goal) - threshold(session.lease.switch, quantum)
             # Its own demand grows while it waits, so that of each second only the target is lost.
-            times.append(now + max(LOOK_MIN, spare / goal))
+            times.append(now + max(REVIEW_SECONDS_MIN, spare / goal))
         return min(times, default=None)
 
     def _next_change(self, session: EngineSession, now: float) -> float | None:

@@ -40,7 +40,7 @@ from kernelproxy.common.ipc.channel import Channel
 from kernelproxy.common.ipc.peer import Owner, check_path
 from kernelproxy.common.protocol import Done, OpenSession, OpenSessionReply
 from kernelproxy.common.readable import quoted
-from kernelproxy.common.scheduler_api import Arbiter, Everybody
+from kernelproxy.common.scheduler_api import Arbiter, UnrestrictedArbiter
 from kernelproxy.devices import Device
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Agent:
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
         self.settings, self._fdstore, self.on_quiet = settings, fdstore, on_quiet
-        self.arbiter = arbiter or Everybody()
+        self.arbiter = arbiter or UnrestrictedArbiter()
         self._actions = SchedulerActions(self.arbiter, self.sessions, self.allocators)
         self.arbiter.begin(self._actions, {each.id: each.memory_total for each in devices})
         self.subscribers = Subscribers(self.sessions, self.allocators)

@@ -21,7 +21,7 @@ from kernelproxy.agent.api import daemon_log
 from kernelproxy.agent.api.agent import Agent
 from kernelproxy.agent.api.peer_limits import LogFilter, PeerLimits
 from kernelproxy.agent.api.request_handlers import RequestHandlers
-from kernelproxy.agent.api.socket_file import LOCK_NAME, LOOK_SECONDS, SocketFile
+from kernelproxy.agent.api.socket_file import LOCK_NAME, POLL_SECONDS, SocketFile
 from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.supervisor.fdstore import FdStore, InheritedState, end_workers, receive_state
 from kernelproxy.agent.workers.crash_policy import is_want
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _BACKLOG = 4096
 _ACCEPTS_AT_ONCE = 64
 _SYSTEM_THREADS = 64
-_LOCK_LOOK_SECONDS = 0.05
+_LOCK_POLL_SECONDS = 0.05
 #: Seconds until connections are accepted again, after descriptors or memory ran out.
 ACCEPT_PAUSE_SECONDS = 1.0
 #: Group of the entry points with which packages provide a scheduler.
@@ -123,16 +123,16 @@ class Daemon:
         self._bound_log()
         self._watch_door()
         self._on_quiet()
-        _tell(ready_fd, "ready")
+        _report(ready_fd, "ready")
         await self._agent.stopping.wait()
         loop.remove_reader(self._door.listener)
-        self._fdstore.say_farewell()  # from here on, an agent that dies is not replaced
+        self._fdstore.announce_end()  # from here on, an agent that dies is not replaced
         # Unlinked first: clients now find no daemon, and wait for the lock to start one.
         self._door.close()
         await self._fdstore.close()
         await self._agent.close()
         self._claim.close()  # before the lock: the next daemon here must find them free
-        await self._conversations.say_farewell()
+        await self._conversations.announce_end()
         for task in self._conversing:
             task.cancel()
         await asyncio.gather(*self._conversing, return_exceptions=True)
@@ -147,7 +147,7 @@ class Daemon:
         if self._agent.stopping.is_set():
             return
         loop = asyncio.get_running_loop()
-        loop.call_later(LOOK_SECONDS, self._watch_door)
+        loop.call_later(POLL_SECONDS, self._watch_door)
         try:
             before = self._door.repaired()
         except OSError as error:
@@ -200,7 +200,7 @@ class Daemon:
         """Limit the size of the log while the daemon runs."""
         with contextlib.suppress(OSError):  # a failure to log must not end the daemon
             daemon_log.bound(self._place.private / "agent.log")
-        asyncio.get_running_loop().call_later(daemon_log.LOOK_SECONDS, self._bound_log)
+        asyncio.get_running_loop().call_later(daemon_log.POLL_SECONDS, self._bound_log)
 
     def _on_quiet(self) -> None:
         """Leave after a while if there is still no session then."""
@@ -256,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             place = system_place(options.group)  # before other code looks up its directories
         except ControlError as error:
-            _tell(options.ready_fd, str(error))
+            _report(options.ready_fd, str(error))
             return 1
     again.append("--keeper-fd")
     arbiter = _installed_arbiter()
@@ -314,7 +314,7 @@ def run(
         settings = replace(settings or AgentSettings.from_environment(), system=place.system)
         asyncio.run(_serve(place, lock, settings, command, inherited, arbiter, ready_fd))
     except SingError as error:
-        _tell(ready_fd, str(error))
+        _report(ready_fd, str(error))
         return 1
     os.close(lock)
     return 0
@@ -344,12 +344,12 @@ def _lock(place: Place) -> int:
                 raise ControlError(
                     f"A daemon runs in {place.directory} already.", "failed"
                 ) from None
-            time.sleep(_LOCK_LOOK_SECONDS)  # the holder leaves, or makes its socket again
+            time.sleep(_LOCK_POLL_SECONDS)  # the holder leaves, or makes its socket again
         else:
             return lock
 
 
-def _tell(ready_fd: int, text: str) -> None:
+def _report(ready_fd: int, text: str) -> None:
     """Report to the process that started this one; a failure to do so is ignored."""
     if ready_fd < 0:
         with contextlib.suppress(OSError):  # such as of a log on a full disk

@@ -9,7 +9,7 @@ from pathlib import Path
 
 BYTES_MAX = 8 << 20
 #: Interval in seconds at which its size is checked.
-LOOK_SECONDS = 10.0
+POLL_SECONDS = 10.0
 
 
 def bound(path: Path, fd: int = 2, most: int = BYTES_MAX) -> bool:

@@ -27,7 +27,7 @@ CONNECTIONS_MAX = 256
 CONNECTS_AT_ONCE, CONNECTS_PER_SECOND = 500, 50.0
 #: So many users can have the maximum of connections at the same time.
 _USERS_AT_LEAST = 16
-_SAY_SECONDS = 10.0
+_LOG_PAUSE_SECONDS = 10.0
 _TEXT_CHARACTERS_MAX = 1000
 _OVERFLOW = Path("/proc/sys/kernel/overflowuid")
 #: Lines that users may cause in the log, per second and at once.
@@ -52,7 +52,7 @@ class PeerLimits:
     ) -> None:
         limit = descriptors or resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._users: dict[int, _User] = {}
-        self._clock, self._nobody = clock, int(_OVERFLOW.read_text())
+        self._clock, self._overflow_uid = clock, int(_OVERFLOW.read_text())
         self._most = max(8, min(CONNECTIONS_MAX, limit // _USERS_AT_LEAST))
 
     def admit(self, sock: socket.socket) -> Channel | None:
@@ -64,7 +64,7 @@ class PeerLimits:
         if not why and is_scarce(sock.fileno()):
             why = "the daemon has few descriptors left"
         # UIDs not mapped into this user namespace all appear as the overflow UID.
-        if uid == self._nobody:
+        if uid == self._overflow_uid:
             why = "this namespace has no number for them"
         if why and uid != 0:
             sock.close()
@@ -86,12 +86,12 @@ class PeerLimits:
         self._users[uid].open -= 1
 
     def _refused(self, uid: int, user: _User, why: str, now: float) -> None:
-        """Count a refused connection; log the count at most once in `_SAY_SECONDS`."""
+        """Count a refused connection; log the count at most once in `_LOG_PAUSE_SECONDS`."""
         user.refused += 1
-        if now - user.said < _SAY_SECONDS:
+        if now - user.logged_at < _LOG_PAUSE_SECONDS:
             return
         log.warning("User %d: %d connections were closed at once: %s", uid, user.refused, why)
-        user.said, user.refused = now, 0
+        user.logged_at, user.refused = now, 0
 
 
 class _User:
@@ -99,7 +99,7 @@ class _User:
 
     def __init__(self, uid: int, now: float) -> None:
         self.open = self.refused = 0
-        self.said = -math.inf
+        self.logged_at = -math.inf
         self.share, self._guard = Share(), Guard(uid)
         self._tokens, self._at = float(CONNECTS_AT_ONCE), now
 

@@ -68,9 +68,9 @@ class RequestHandlers:
         self._answers = Answers(agent)
         self._stopping = Stopping(agent)
 
-    async def say_farewell(self) -> None:
+    async def announce_end(self) -> None:
         """Reply to the callers of `Stop` that everything has ended."""
-        await self._stopping.say_farewell()
+        await self._stopping.announce_end()
 
     @property
     def watchers(self) -> int:
@@ -112,7 +112,7 @@ class RequestHandlers:
                         return await self._watch(channel, request, uid)
                     answering = self._answers.answer(request, channel, pid, uid)
                     if self._may_be_withdrawn(request, pid):
-                        answering = _unless_hung_up(channel, answering)
+                        answering = _unless_disconnected(channel, answering)
                     reply = await answering
                 except ControlError as error:
                     reply = Error(error.message, error.reason)
@@ -239,7 +239,9 @@ def _failure(error: OSError) -> str:
     return f"{place}{error.strerror or error}."
 
 
-async def _unless_hung_up(channel: Channel, answering: Coroutine[None, None, Message]) -> Message:
+async def _unless_disconnected(
+    channel: Channel, answering: Coroutine[None, None, Message]
+) -> Message:
     """Answer a request that may take long; cancel it if the caller disconnects.
 
     Raises

@@ -17,7 +17,7 @@ from kernelproxy.common.system_mode import Place
 
 LOCK_NAME = "agent.lock"
 #: Interval in seconds at which the daemon checks for its file.
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
 class SocketFile:

@@ -31,11 +31,11 @@ class Stopping:
         self._stoppers: list[tuple[Channel, StopReply]] = []
 
     async def stop(self, channel: Channel, request: Stop, uid: int) -> None:
-        """Begin to stop; the connection stays open for the reply, which `say_farewell` sends."""
+        """Begin to stop; the connection stays open for the reply, which `announce_end` sends."""
         check_master(uid, system=self._agent.settings.system)
         reply = StopReply([], [])
         if request.checkpoint and not self._agent.stopping.is_set():
-            reply = await self._put_away(channel)
+            reply = await self._save_sessions(channel)
         if not self._agent.settings.system:  # there, each user has a kernel host of their own
             await self._end_kernels()
         self._stoppers.append((channel, reply))
@@ -49,7 +49,7 @@ class Stopping:
         except (ControlError, OSError) as error:
             log.warning("Kernels without a server were not ended: %s", error)
 
-    async def _put_away(self, channel: Channel) -> StopReply:
+    async def _save_sessions(self, channel: Channel) -> StopReply:
         """Make checkpoints of all notebooks that would lose something.
 
         Ends early if another caller stops the daemon.
@@ -82,7 +82,7 @@ class Stopping:
         found = [each for each in ended if not isinstance(each, BaseException)]
         return StopReply([n for n, _ in found if n], [why for _, why in found if why])
 
-    async def say_farewell(self) -> None:
+    async def announce_end(self) -> None:
         """Reply to the callers of `Stop` that everything has ended."""
         for channel, reply in self._stoppers:
             with contextlib.suppress(OSError):

@@ -97,7 +97,7 @@ class AutoCheckpoint:
         self._tried, self._tried_at = 0, time.monotonic()  # cells and time of the last attempt
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[str] | None = None
-        self._begun: str | None = None
+        self._storing: str | None = None
 
     # ---------------------------------------------------------------- when
 
@@ -166,17 +166,17 @@ class AutoCheckpoint:
         self._core.persist()
         self.checkpoint_if_due()
 
-    def goes_on_from(self, before: AutoCheckpoint) -> None:
+    def continue_from(self, before: AutoCheckpoint) -> None:
         """Take over the rule of a kernel that a process replaces, with all its cells saved."""
         self.rule = before.rule
         self._saved = self._tried = self._kernel.cells_ended
 
-    def begun(self, name: str, *, by_itself: bool) -> Callable[[], object]:
+    def note_started(self, name: str, *, by_itself: bool) -> Callable[[], object]:
         """Note that the kernel hands over a checkpoint; return what to call once it is stored.
 
         `by_itself`: it is an automatic one.
         """
-        cells, self._begun = self._kernel.cells_ended, name
+        cells, self._storing = self._kernel.cells_ended, name
 
         def stored() -> None:
             self._saved = self._tried = cells
@@ -199,7 +199,7 @@ class AutoCheckpoint:
 
     async def _make(self) -> str:
         """Make one, and delete those that it replaces; return its name."""
-        core, self._begun = self._core, None
+        core, self._storing = self._core, None
         self._tried, self._tried_at = self._kernel.cells_ended, time.monotonic()
         name = await self._checkpoints.automatic_name(core.owner, core.name)
         await self._requests.ask(Checkpoint(core.id, name, automatic=True))
@@ -257,10 +257,10 @@ class AutoCheckpoint:
         name = self._core.name
         task = self._begin()  # a hibernating session is woken for it, and is not busy
         await asyncio.wait({task}, timeout=STORE_SECONDS if asleep else seconds)
-        if not task.done() and self._begun is not None:
+        if not task.done() and self._storing is not None:
             await asyncio.wait({task}, timeout=STORE_SECONDS)
         if not task.done():
-            why = "storing took too long" if self._begun else f"it was busy for {seconds:g} s"
+            why = "storing took too long" if self._storing else f"it was busy for {seconds:g} s"
             return "", f"{name}: {why}."
         if task.cancelled():
             return "", f"{name}: its session ended."

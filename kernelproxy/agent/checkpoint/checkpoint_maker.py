@@ -72,7 +72,7 @@ class CheckpointMaker:
         #: The newest checkpoint that the kernel has handed over: its name and its outcome.
         self._newest: tuple[str, asyncio.Future[Mapping[str, Any]]] | None = None
 
-    def goes_on_from(self, manifest: Manifest) -> None:
+    def continue_from(self, manifest: Manifest) -> None:
         """Remember the checkpoint from which its process was restored."""
         self._last = manifest
 
@@ -96,7 +96,7 @@ class CheckpointMaker:
             If it cannot be made; its reason is that of the `StoreError`, if there was one.
         """
         name = self._checkpoints.name(request.name, self._core.name)
-        stored = self._automatic.begun(name, by_itself=request.automatic)
+        stored = self._automatic.note_started(name, by_itself=request.automatic)
         outcome: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         self._newest = name, outcome
         try:
@@ -154,17 +154,17 @@ class CheckpointMaker:
         core, state, saver, cancel = self._core, self._state, self._saver, Cancel()
         core.check_usable()
         saves = saver.wanted(request.form)
-        telling: list[asyncio.Task[None]] = []
+        sending: list[asyncio.Task[None]] = []
 
         def frozen() -> None:
-            telling.append(asyncio.create_task(channel.send(CheckpointBegun())))
+            sending.append(asyncio.create_task(channel.send(CheckpointBegun())))
 
         if host.storages or (saves and state.memory.client.head):
             if state.worker is not None and not state.saved:
                 try:
                     await self._memory.run_granting(state.save(frozen=None if saves else frozen))
                 finally:
-                    await asyncio.gather(*telling)
+                    await asyncio.gather(*sending)
             if host.storages and state.position != host.position:
                 raise ControlError(USED_MEANWHILE, "busy")
         process, omitted = None, []
@@ -178,7 +178,7 @@ class CheckpointMaker:
                     if request.form == "process" or core.closing:
                         raise
                     omitted = [{"name": "the process", "why": str(error), "partly": False}]
-            elif not telling:
+            elif not sending:
                 await channel.send(CheckpointBegun())
             return await self._store(name, request, host, fds, channel, process, omitted, cancel)
         finally:

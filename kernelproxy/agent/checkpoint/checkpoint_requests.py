@@ -44,10 +44,10 @@ class CheckpointRequests:
     ) -> None:
         self._core, self._kernel, self._hibernation = core, kernel, hibernation
         self._checkpoints, self._history = checkpoints, history
-        self._asked: dict[tuple[str, str], asyncio.Future[Mapping[str, Any]]] = {}
+        self._pending: dict[tuple[str, str], asyncio.Future[Mapping[str, Any]]] = {}
         #: Checkpoints that are being stored, or read, for the session.
         self.underway = CheckpointProgress(core.changed)
-        self._askers: Counter[tuple[str, str]] = Counter()  # number of waiters of each request
+        self._waiters: Counter[tuple[str, str]] = Counter()  # number of waiters of each request
         self._withdrawing: asyncio.Task[None] | None = None
         core.inhibitors[Inhibitor.CHECKPOINT_REQUEST] = lambda: self.pending
 
@@ -58,7 +58,7 @@ class CheckpointRequests:
         It may need the device for that: a session that a user suspended must resume for it
         (Note [Holding]).
         """
-        return bool(self._asked)
+        return bool(self._pending)
 
     async def ask(self, request: Checkpoint, channel: Channel | None = None) -> CheckpointView:
         """Ask the kernel to make a checkpoint as soon as no cell runs; return when it is stored.
@@ -111,24 +111,24 @@ class CheckpointRequests:
         self._core.check_usable()
         await self._hibernation.wake()
         key = request.verb, request.name
-        asked = self._asked.get(key)
-        if asked is None:
-            asked = asyncio.get_running_loop().create_future()
-            self._asked[key] = asked
-            asked.add_done_callback(lambda _: self._asked.pop(key, None))
+        future = self._pending.get(key)
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            self._pending[key] = future
+            future.add_done_callback(lambda _: self._pending.pop(key, None))
             try:
                 await self._kernel.send(request)
             except ControlError as error:
                 self.settle(key, error)
-        self._askers[key] += 1
+        self._waiters[key] += 1
         try:
-            return await asyncio.shield(asked)
+            return await asyncio.shield(future)
         finally:
-            self._askers[key] -= 1
-            if not self._askers[key]:
-                del self._askers[key]
-                if not asked.done():  # all callers have gone
-                    asked.cancel()
+            self._waiters[key] -= 1
+            if not self._waiters[key]:
+                del self._waiters[key]
+                if not future.done():  # all callers have gone
+                    future.cancel()
                     self._withdrawing = asyncio.create_task(self._withdraw(request))
 
     async def _withdraw(self, request: KernelRequest) -> None:
@@ -146,20 +146,20 @@ class CheckpointRequests:
 
     async def settled(self, verb: str, name: str, seconds: float) -> None:
         """Wait until a request to the kernel has its outcome, for at most so many seconds."""
-        if (asked := self._asked.get((verb, name))) is not None:
-            await asyncio.wait({asked}, timeout=seconds)
+        if (future := self._pending.get((verb, name))) is not None:
+            await asyncio.wait({future}, timeout=seconds)
 
     def give_up(self, why: str) -> None:
         """Fail all pending requests to the kernel."""
-        for key in list(self._asked):
+        for key in list(self._pending):
             self.settle(key, ControlError(why, "ended"))
 
     def settle(self, key: tuple[str, str], outcome: Mapping[str, Any] | ControlError) -> None:
-        asked = self._asked.get(key)
-        if asked is None or asked.done():
+        future = self._pending.get(key)
+        if future is None or future.done():
             return
         if isinstance(outcome, ControlError):
-            asked.set_exception(outcome)
-            asked.exception()  # mark it as retrieved: perhaps no caller waits any more
+            future.set_exception(outcome)
+            future.exception()  # mark it as retrieved: perhaps no caller waits any more
         else:
-            asked.set_result(outcome)
+            future.set_result(outcome)

@@ -20,7 +20,7 @@ from kernelproxy.common.protocol import CheckpointOpened
 from kernelproxy.storage.manifest import Manifest
 
 #: Interval of checking whether open checkpoints are still in use.
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 #: Number of checkpoints that a user may have open in addition to one for each of their sessions; a
 #: session may continue to use what it restored.
 SPARE = 4
@@ -130,7 +130,7 @@ class OpenCheckpoints:
         opening.reading = asyncio.create_task(asyncio.to_thread(read, opening.note))
         opening.reading.add_done_callback(lambda task: self._ended(opening, task))
         self._open.append(opening)
-        self._look_later()
+        self._schedule_check()
         return opening
 
     def _ended(self, opening: OpenedCheckpoint, task: asyncio.Task[object]) -> None:
@@ -146,14 +146,14 @@ class OpenCheckpoints:
                 for fd in each.reading.result()[1]:
                     os.close(fd)
 
-    def _look_later(self) -> None:
+    def _schedule_check(self) -> None:
         if self._timer is None and self._open:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._on_timer)
+            self._timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         self._release()
-        self._look_later()
+        self._schedule_check()
 
 
 def _reopened(fds: Sequence[int]) -> list[int]:

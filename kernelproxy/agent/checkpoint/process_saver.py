@@ -19,7 +19,7 @@ from kernelproxy.common.protocol import CheckpointBegun, Stay
 from kernelproxy.common.shared_memory import PAGE_BYTES
 
 #: Time limit for a kernel to close its connection before it detaches.
-HANG_UP_SECONDS = 30.0
+DISCONNECT_SECONDS = 30.0
 USED_MEANWHILE = "Another thread of the notebook used the device meanwhile: try again."
 
 
@@ -122,7 +122,7 @@ async def _wait_disconnected(channel: Channel) -> None:
         If it does not.
     """
     try:
-        async with asyncio.timeout(HANG_UP_SECONDS):
+        async with asyncio.timeout(DISCONNECT_SECONDS):
             while True:
                 _, fds = await channel.receive()
                 close_fds(fds)

@@ -26,7 +26,7 @@ from kernelproxy.devices import Device
 #: Interval in seconds at which the first session in the queue checks for memory. Clients ring when
 #: a cell ends, so this matters only where the log was not drained by then: there is no notification
 #: for that.
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 class GrantAnswer(Enum):
@@ -113,7 +113,7 @@ class DeviceAllocator:
         self._lock = asyncio.Lock()
         self._busy = 0  # number of holders and waiters of the lock
         self._behind: list[Tenant] = []  # they reconcile when the lock is released
-        self._asking: dict[str, list[Tenant]] = {}
+        self._requesting: dict[str, list[Tenant]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def reserve(self, tenant: Tenant, need: int, *, queued: bool) -> GrantAnswer:
@@ -204,12 +204,12 @@ class DeviceAllocator:
     def _refuse(self, tenant: Tenant) -> GrantAnswer:
         lock_taken = [each for each in self.tenants.values() if each.lock_taken]
         for each in lock_taken:
-            self._asking.setdefault(each.id, []).append(tenant)
+            self._requesting.setdefault(each.id, []).append(tenant)
         return GrantAnswer.LATER if lock_taken else GrantAnswer.DENIED
 
     def decided(self, tenant: Tenant) -> None:
         """Make the sessions reconcile that wait for a tenant's lock, which is free now."""
-        for each in self._asking.pop(tenant.id, []):
+        for each in self._requesting.pop(tenant.id, []):
             each.request_reconcile()
 
     def _neighbours(self, tenant: Tenant, tried: set[str]) -> list[Neighbour]:
@@ -242,7 +242,7 @@ class DeviceAllocator:
         """Add a session to the end of the queue, unless it is in it; return its place, from 1."""
         if tenant not in self.queue:
             self.queue.append(tenant)
-            self._look_later()
+            self._schedule_check()
         return self.queue.index(tenant) + 1
 
     def place(self, tenant: Tenant) -> int | None:
@@ -260,12 +260,12 @@ class DeviceAllocator:
         if self.queue:
             self.queue[0].request_reconcile()
 
-    def _look_later(self) -> None:
+    def _schedule_check(self) -> None:
         if self._timer is None and self.queue:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(LOOK_SECONDS, self._on_timer)
+            self._timer = loop.call_later(POLL_SECONDS, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         self.changed()
-        self._look_later()
+        self._schedule_check()

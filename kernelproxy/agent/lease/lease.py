@@ -179,8 +179,8 @@ class DeviceLease:
             await worker.set_lease(token, given=True)
         self.monitor.begin()
         if self._bringing is not None:
-            begun, size = self._bringing
-            seconds, self._bringing = time.monotonic() - begun, None
+            started_at, size = self._bringing
+            seconds, self._bringing = time.monotonic() - started_at, None
             self._arbiter.switched(self._core.allocator.device.id, size, seconds)
         self._arbiter.started(self._core.id, token)
 
@@ -265,7 +265,7 @@ class DeviceLease:
                 if self._reserved and self._reserved[1] != self._core.allocator.device.id:
                     self._reserved = None  # another request has migrated it
 
-    async def go_on(self) -> None:
+    async def enable_again(self) -> None:
         """Enable the lease again, as the worker was not replaced."""
         state = self._state
         if self.held:

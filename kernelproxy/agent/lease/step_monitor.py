@@ -21,7 +21,7 @@ from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.scheduler_api import Arbiter
 
 #: Interval in seconds at which a session that executes is polled.
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 #: The speed of a session is known after so many steps that took so many seconds.
 STEPS_MIN, STRETCH_SECONDS_MIN = 2, 0.3
 
@@ -130,7 +130,7 @@ class StepMonitor:
     async def _poll(self) -> None:
         """Poll the worker's progress while the lease is held."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             await self._observe()
             self.measure()
 
@@ -144,9 +144,9 @@ class StepMonitor:
         allocator, worker = self._allocator, self._state.worker
         if allocator is None or worker is None or not self._caught_up():
             return
-        asked = time.monotonic()
+        started = time.monotonic()
         found = await worker.observe(max(allocator.lessees_since, self._since))
-        if found is None or allocator.lessees_since > asked:
+        if found is None or allocator.lessees_since > started:
             return
         if not found.records:
             self.step = None

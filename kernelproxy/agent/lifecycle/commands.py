@@ -89,7 +89,7 @@ class Commands:
     async def _suspend(self, why: str, uid: int, by_kernel: bool) -> SessionView:
         core, script = self._core, self._core.script
         self._state.expedite()
-        async with self._begun():
+        async with self._locked():
             core.check_usable()
             user = core.user if uid == core.owner else reasons.user_name(uid)
             hold = self._demand.new_hold(by_kernel=by_kernel, by=user)
@@ -112,7 +112,7 @@ class Commands:
         core, demand = self._core, self._demand
         await self._hibernation.wake()
         self._state.expedite()
-        async with self._begun():
+        async with self._locked():
             core.check_usable()
             if demand.hold is not None:
                 self._held = demand.hold, core.reason
@@ -169,7 +169,7 @@ class Commands:
     async def _migrate(self, allocator: DeviceAllocator, check: Callable[[], None]) -> SessionView:
         core = self._core
         self._state.expedite()
-        async with self._begun():
+        async with self._locked():
             core.check_usable()
             check()
             await self._migrator.migrate(allocator, check)
@@ -210,7 +210,7 @@ class Commands:
             self._waiting.discard(task)
 
     @contextlib.asynccontextmanager
-    async def _begun(self) -> AsyncIterator[None]:
+    async def _locked(self) -> AsyncIterator[None]:
         """Hold the session's lock; the command may be withdrawn until it has the lock."""
         async with contextlib.AsyncExitStack() as stack:
             with self._only_waiting():

@@ -257,8 +257,8 @@ class KernelReplacement:
                 label.device_kind,
                 label.position,
             )
-            begun = await asyncio.to_thread(_copy, store, manifest, copy)
-            state.begin_cold(*begun, int(about["epoch"]))
+            copied = await asyncio.to_thread(_copy, store, manifest, copy)
+            state.begin_cold(*copied, int(about["epoch"]))
         except BaseException:
             await state.close()
             raise
@@ -267,9 +267,9 @@ class KernelReplacement:
         new.kernel.awaits_another = True
         new.kernel.cells_before = int(about["cells_before"])
         new.kernel.torch_version = label.torch or None
-        new.maker.goes_on_from(manifest)
-        new.automatic.goes_on_from(session.automatic)
-        new.preferences.goes_on_from(session.preferences)
+        new.maker.continue_from(manifest)
+        new.automatic.continue_from(session.automatic)
+        new.preferences.continue_from(session.preferences)
         new.history.fresh = False
         new.begin_suspended("Restored from a checkpoint. Resumes when you run a cell.")
         return new

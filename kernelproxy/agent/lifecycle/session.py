@@ -61,7 +61,7 @@ from kernelproxy.common.units import exact_duration_text
 
 log = logging.getLogger(__name__)
 
-SETTLE_LOOK_SECONDS = 0.01
+SETTLE_POLL_SECONDS = 0.01
 
 
 class SessionObserver(Protocol):
@@ -292,7 +292,7 @@ class Session:
             and not self.device_state.drained
             and time.monotonic() < end
         ):
-            await asyncio.sleep(SETTLE_LOOK_SECONDS)  # there is no notification for a drained log
+            await asyncio.sleep(SETTLE_POLL_SECONDS)  # there is no notification for a drained log
 
     # ---------------------------------------------------------------- its kernel (KernelListener)
 

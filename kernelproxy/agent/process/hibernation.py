@@ -102,7 +102,7 @@ class Hibernation:
         self._directories = directories
         self._not_before = 0.0
         self._cells = 0  # that had ended when hibernation was decided
-        self._going = False  # hibernation is under way
+        self._under_way = False  # hibernation is under way
         self._requested = False
         self._ordering = False  # this object waits for a command about the process
         #: Why its process cannot be saved, if only a lack of disk space prevents it; or empty.
@@ -122,7 +122,7 @@ class Hibernation:
     def seconds_left(self) -> float:
         """Return the seconds until it should hibernate if it is not used meanwhile."""
         core = self._core
-        if self._idle.hibernate_after <= 0 or self.stage is not None or self._going:
+        if self._idle.hibernate_after <= 0 or self.stage is not None or self._under_way:
             return float("inf")
         if core.closing or core.inhibited(*_FORBIDDEN_BY):
             return float("inf")
@@ -164,7 +164,7 @@ class Hibernation:
     def begin(self) -> None:
         """Start to hibernate, if it is time for that."""
         if self.seconds_left() <= 0:
-            self._going = True
+            self._under_way = True
             self._requested = False
             self._cells = self._kernel.cells_ended
             self._spawn(self._hibernate())
@@ -181,7 +181,7 @@ class Hibernation:
         finally:
             seconds = RETRY_SECONDS if failed else min(self._idle.hibernate_after, RETRY_SECONDS)
             self._not_before = time.monotonic() + seconds
-            self._going = False
+            self._under_way = False
             self._core.request_reconcile()
 
     async def _with_process(self) -> bool:
@@ -315,7 +315,7 @@ class Hibernation:
         """Let a request through that waits for the kernel, or wake the kernel for it."""
         self._requested = True
         if self.stage is None:
-            if not self._going:
+            if not self._under_way:
                 self._spawn(self._let_through())
         elif self.stage is HibernationStage.ASLEEP:
             self._spawn(self._try_wake())

@@ -37,7 +37,7 @@ class SandboxProbe:
         if self._directory is None:
             return
         self._trying = asyncio.create_task(asyncio.to_thread(mode_probe.find, self._directory))
-        self._trying.add_done_callback(_say)
+        self._trying.add_done_callback(_log_outcome)
 
     async def get(self) -> tuple[dict[str, Any] | None, str]:
         """Return the form, or None and a user-facing reason why there is none."""
@@ -56,7 +56,7 @@ class SandboxProbe:
             return None, f"internal error: {type(error).__name__}: {error}"
 
 
-def _say(trying: asyncio.Task[Form]) -> None:
+def _log_outcome(trying: asyncio.Task[Form]) -> None:
     if trying.cancelled():
         return
     error = trying.exception()

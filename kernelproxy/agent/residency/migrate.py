@@ -98,7 +98,7 @@ class Migrator:
                 self._settle_in(allocator)
             else:
                 allocator.release(core.tenant)
-                await self._lease.go_on()
+                await self._lease.enable_again()
             if core.state is State.MIGRATING:
                 core.set_state(State.RUNNING, reasons.RUNNING)
 

@@ -26,11 +26,11 @@ def waits(
     tuple of float
         Seconds until it is suspended, and until it hibernates; 0 or less: never.
     """
-    asked = request.idle_timeout
-    suspend = settings.idle_timeout if asked is None else asked
+    requested = request.idle_timeout
+    suspend = settings.idle_timeout if requested is None else requested
     hibernate = request.hibernate_timeout
     if (allowed := allowance.suspend_after) is not None:
-        suspend = min(allowed, asked if asked is not None and asked > 0 else math.inf)
+        suspend = min(allowed, requested if requested is not None and requested > 0 else math.inf)
     if (allowed := allowance.hibernate_after) is not None:
         hibernate = min(allowed, hibernate if hibernate > 0 else math.inf)
     return (0.0 if suspend == math.inf else suspend, 0.0 if hibernate == math.inf else hibernate)

@@ -101,7 +101,7 @@ class Preferences:
         """Recover from the record of an agent that died."""
         self._take(record["pinned"], record["tier"])
 
-    def goes_on_from(self, before: Preferences) -> None:
+    def continue_from(self, before: Preferences) -> None:
         """Take over the preferences of a kernel that another process replaces."""
         self._take(before.pinned, before.tier)
 

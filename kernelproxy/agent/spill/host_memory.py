@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds after which a state that could not be spilled is tried again.
 RETRY_SECONDS = 60.0
-LOOK_SECONDS_MIN = 1.0
+POLL_SECONDS_MIN = 1.0
 
 
 class HostMemoryUser(Protocol):
@@ -150,7 +150,7 @@ class HostMemory:
             left += [self._refused[p.session] - now for p in found if p.session in self._refused]
             if min(left) != float("inf"):
                 loop = asyncio.get_running_loop()
-                self._timer = loop.call_later(max(min(left), LOOK_SECONDS_MIN), self.changed)
+                self._timer = loop.call_later(max(min(left), POLL_SECONDS_MIN), self.changed)
 
     async def _chill(self, guest: HostMemoryUser) -> None:
         self._refused.pop(guest.id, None)

@@ -46,7 +46,7 @@ class SnapshotScheduler:
     has_memory : callable
         Returns True if so many more bytes of host memory may be used. It iterates over all
         sessions, so it is called only when a snapshot would be taken.
-    look : callable
+    check : callable
         Called when something may be due.
     """
 
@@ -55,12 +55,12 @@ class SnapshotScheduler:
         state: DeviceState,
         log_budget: int,
         has_memory: Callable[[int], bool],
-        look: Callable[[], object],
+        check: Callable[[], object],
     ) -> None:
         #: Why the session could not be recovered now; "" if it could.
         self.obstacle = ""
         self._state, self._log_budget = state, log_budget
-        self._has_memory, self._look = has_memory, look
+        self._has_memory, self._check = has_memory, check
         self._cadence, self._inflow = SnapshotBudget(), LogInflow()
         self._timer: asyncio.TimerHandle | None = None
         self._again = 0.0  # seconds until another try, if one is wanted
@@ -146,7 +146,7 @@ class SnapshotScheduler:
         left = self._seconds_left(rested)
         if left != _NEVER:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(left, 0.01), self._look)
+            self._timer = loop.call_later(max(left, 0.01), self._check)
 
     def _seconds_left(self, rested: float) -> float:
         if self._again:

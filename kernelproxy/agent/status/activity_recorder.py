@@ -19,7 +19,7 @@ from kernelproxy.agent.status.timeline import Change
 from kernelproxy.common.readable import device_name
 
 #: Delay of polling memory after a change, and its interval while sessions execute.
-SOON_SECONDS, LOOK_SECONDS = 0.5, 5.0
+SOON_SECONDS, POLL_SECONDS = 0.5, 5.0
 #: An idle session that has no worker yet.
 _UNUSED = "unused"
 
@@ -80,7 +80,7 @@ class ActivityRecorder:
         self.note_executed(session)
         self._last[session.id] = device, state
         self._record.changed(Change(time.time(), session.id, device, state))
-        self._look_within(SOON_SECONDS)
+        self._schedule_check(SOON_SECONDS)
         if state == State.SUSPENDED and session.id not in self._suspended:
             self._suspended.add(session.id)
             if not recovered:
@@ -101,23 +101,23 @@ class ActivityRecorder:
         self._executed.pop(session.id, None)
         self._suspended.discard(session.id)
         self._record.changed(Change(time.time(), session.id, device, ENDED))
-        self._look_within(SOON_SECONDS)
+        self._schedule_check(SOON_SECONDS)
 
-    def _look_within(self, seconds: float) -> None:
+    def _schedule_check(self, seconds: float) -> None:
         due = time.monotonic() + seconds
         if self._timer is not None:
             if self._due <= due:
                 return
             self._timer.cancel()
         self._due = due
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Record the memory in use, and that the daemon is alive."""
         self._timer = None
         self._note_memory()
         if any(TRAITS[each.core.state].executes for each in self._sessions.values()):
-            self._look_within(LOOK_SECONDS)
+            self._schedule_check(POLL_SECONDS)
 
     def note_executed(self, session: Session) -> None:
         """Record how long its workers have executed, on the device where it was until now."""

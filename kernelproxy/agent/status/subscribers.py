@@ -27,16 +27,16 @@ from kernelproxy.common.protocol import Changed, StatusReply
 from kernelproxy.common.protocol.views import DeviceView, SessionView, SharingView
 
 #: Delay from a report to the notification, and so between two messages to one subscriber.
-TELL_SECONDS = 0.1
+NOTIFY_SECONDS = 0.1
 #: Interval of polling sessions that execute.
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 #: Time limit for a subscriber to read a message.
 READ_SECONDS = 20.0
 #: Smallest change of memory that is sent: a part of its device, or a number of bytes.
 MEMORY_PART, MEMORY_BYTES = 0.01, 16 << 20
 #: Smallest change of the expected wait that is sent: seconds, or a part of it.
 WAIT_SECONDS, WAIT_PART = 1.0, 0.1
-_TOLD = (
+_NOTIFIED_FIELDS = (
     "state", "tier", "device", "reason", "name", "pinned", "priority", "served_as", "recoverable",
     "last_checkpoint", "progress", "queue_position", "worker_pid", "shared",
 )  # fmt: skip
@@ -54,7 +54,7 @@ def differs(before: SessionView, now: SessionView, seconds: float, memory_total:
     memory_total : int
         Memory of its device, in bytes.
     """
-    if any(before.get(each) != now.get(each) for each in _TOLD):
+    if any(before.get(each) != now.get(each) for each in _NOTIFIED_FIELDS):
         return True
     step = min(MEMORY_PART * memory_total, MEMORY_BYTES)
     grown: int = abs(now["memory"] - before["memory"])
@@ -84,7 +84,7 @@ class Subscribers:
         self._watchers: set[_Subscriber] = set()
         self._noted: set[str] = set()
         #: Last description sent of each session, and when; empty without subscribers.
-        self._told: dict[str, tuple[SessionView, float]] = {}
+        self._notified: dict[str, tuple[SessionView, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
 
@@ -96,36 +96,36 @@ class Subscribers:
         """Note that something about a session may have changed, or that it has ended."""
         if self._watchers:
             self._noted.add(session.id)
-            self._tell_within(TELL_SECONDS)
+            self._schedule(NOTIFY_SECONDS)
 
-    def _tell_within(self, seconds: float) -> None:
+    def _schedule(self, seconds: float) -> None:
         due = time.monotonic() + seconds
         if due < self._due:
             self._cancel_timer()
             self._due = due
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._notify)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._due = None, math.inf
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Describe the sessions that were noted or execute, and send what differs."""
         self._cancel_timer()
         noted, self._noted = self._noted, set()
         moving, there = False, self._there()
         for session in there:
-            if session.id in noted or session.id not in self._told or _moves(session):
+            if session.id in noted or session.id not in self._notified or _moves(session):
                 self._refresh(session)
             moving |= _moves(session)
-        for name in self._told.keys() - {each.id for each in there}:
-            del self._told[name]
-            self._tell_all(name)
+        for name in self._notified.keys() - {each.id for each in there}:
+            del self._notified[name]
+            self._notify_all(name)
         if self._noted - noted:  # describing one session may have changed another
-            self._tell_within(TELL_SECONDS)
+            self._schedule(NOTIFY_SECONDS)
         elif moving:
-            self._tell_within(LOOK_SECONDS)
+            self._schedule(POLL_SECONDS)
 
     def _there(self) -> list[Session]:
         return [each for each in self._sessions.values() if not each.device_state.closed]
@@ -133,15 +133,15 @@ class Subscribers:
     def _refresh(self, session: Session) -> SessionView:
         """Describe a session, and send the description if it differs from the last one."""
         now, described = time.monotonic(), session_status.describe_session(session)
-        told, total = self._told.get(session.id), session.core.allocator.device.memory_total
-        if told is None or differs(told[0], described, now - told[1], total):
-            self._told[session.id] = described, now
-            self._tell_all(session.id)
+        notified, total = self._notified.get(session.id), session.core.allocator.device.memory_total
+        if notified is None or differs(notified[0], described, now - notified[1], total):
+            self._notified[session.id] = described, now
+            self._notify_all(session.id)
         return described
 
-    def _tell_all(self, session: str) -> None:
+    def _notify_all(self, session: str) -> None:
         for each in self._watchers:
-            each.tell(session)
+            each.notify(session)
 
     async def serve(self, channel: Channel, only: Session | None, sharing: SharingView) -> None:
         """Send a subscriber the current state and then changes, until it disconnects.
@@ -165,34 +165,34 @@ class Subscribers:
         known = [
             self._refresh(each)
             for each in self._there()
-            if only in (None, each) or each.id not in self._told
+            if only in (None, each) or each.id not in self._notified
         ]
         self._watchers.add(watcher)
-        self._tell_within(LOOK_SECONDS)
+        self._schedule(POLL_SECONDS)
         views = [self._view(each, uid) for each in known if only is None or each["id"] == only.id]
         reply = StatusReply(watcher.learn(self._devices()), views, sharing)
         disconnecting = asyncio.create_task(_wait_disconnected(channel))
-        telling = asyncio.create_task(
-            channel.charged(self._keep_telling(watcher, channel, uid, reply))
+        notifying = asyncio.create_task(
+            channel.charged(self._send_changes(watcher, channel, uid, reply))
         )
         try:
-            await asyncio.wait({disconnecting, telling}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({disconnecting, notifying}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._leave(watcher)
-            for task in (disconnecting, telling):
+            for task in (disconnecting, notifying):
                 task.cancel()
-            await asyncio.gather(disconnecting, telling, return_exceptions=True)
-        if not telling.cancelled():
-            telling.result()
+            await asyncio.gather(disconnecting, notifying, return_exceptions=True)
+        if not notifying.cancelled():
+            notifying.result()
 
     def _leave(self, watcher: _Subscriber) -> None:
         self._watchers.discard(watcher)
         if not self._watchers:
             self._cancel_timer()
-            self._told.clear()
+            self._notified.clear()
             self._noted.clear()
 
-    async def _keep_telling(
+    async def _send_changes(
         self, watcher: _Subscriber, channel: Channel, uid: int, reply: StatusReply
     ) -> None:
         message: StatusReply | Changed | None = reply
@@ -200,7 +200,7 @@ class Subscribers:
             if message is not None:
                 async with asyncio.timeout(READ_SECONDS):  # a TimeoutError is an OSError
                     await channel.send(message)
-            await asyncio.sleep(TELL_SECONDS)
+            await asyncio.sleep(NOTIFY_SECONDS)
             await watcher.wait()
             await channel.turn()
             message = self._news(watcher, uid)
@@ -208,8 +208,10 @@ class Subscribers:
     def _news(self, watcher: _Subscriber, uid: int) -> Changed | None:
         """Return what a subscriber has not received yet; None if there is nothing."""
         names = watcher.take()
-        views = [self._view(self._told[each][0], uid) for each in names if each in self._told]
-        gone = [each for each in names if each not in self._told]
+        views = [
+            self._view(self._notified[each][0], uid) for each in names if each in self._notified
+        ]
+        gone = [each for each in names if each not in self._notified]
         devices = watcher.learn(self._devices())
         return Changed(views, devices, gone) if views or gone or devices else None
 
@@ -219,8 +221,10 @@ class Subscribers:
         return session_status.shown(described, there.core.owner if there is not None else 0, uid)
 
     def _devices(self) -> list[DeviceView]:
-        told = [each for each, _ in self._told.values()]
-        return [session_status.describe_device(each, told) for each in self._allocators.values()]
+        notified = [each for each, _ in self._notified.values()]
+        return [
+            session_status.describe_device(each, notified) for each in self._allocators.values()
+        ]
 
 
 class _Subscriber:
@@ -231,7 +235,7 @@ class _Subscriber:
         self._devices: dict[str, DeviceView] = {}
         self._something = asyncio.Event()
 
-    def tell(self, session: str) -> None:
+    def notify(self, session: str) -> None:
         """Note that a session has changed."""
         if self._only is None or self._only.id == session:
             self._names[session] = None

@@ -172,7 +172,7 @@ class FdStore:
         self._connection: socket.socket | None = None
         self._pidfd = -1
         self._process: subprocess.Popen[bytes] | None = None
-        self._begun = 0.0
+        self._started_at = 0.0
         self._replacing: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -193,13 +193,13 @@ class FdStore:
                 ours.close()
                 raise
         self._process = process
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         self._join(ours, os.pidfd_open(process.pid))
-        self._tell_what_to_keep()
+        self._announce_kept()
         self._keep_devices()
         self._everything()
 
-    def _tell_what_to_keep(self) -> None:
+    def _announce_kept(self) -> None:
         pidfd = os.pidfd_open(os.getpid())
         self._send(self._keep, [self._lock, self._listener.fileno(), pidfd])
         os.close(pidfd)
@@ -211,7 +211,7 @@ class FdStore:
     def listen_to(self, listener: socket.socket) -> None:
         """Replace the listening socket that the supervisor holds; the caller owns the new one."""
         self._listener = listener
-        self._tell_what_to_keep()
+        self._announce_kept()
 
     def resume(self, inherited: InheritedState) -> None:
         """Continue with the supervisor from which `inherited` came."""
@@ -231,7 +231,7 @@ class FdStore:
         """Remove the persisted state of a session that has ended."""
         self._send(Withdraw(session))
 
-    def say_farewell(self) -> None:
+    def announce_end(self) -> None:
         """Order the supervisor not to replace this agent any more; `close` must follow."""
         self._closed = True
         if self._replacing is not None:
@@ -306,7 +306,7 @@ class FdStore:
             self._process = None
 
     async def _replace(self) -> None:
-        if time.monotonic() - self._begun < RETRY_SECONDS:
+        if time.monotonic() - self._started_at < RETRY_SECONDS:
             await asyncio.sleep(RETRY_SECONDS)  # back off: it died soon after its start
         while True:
             try:

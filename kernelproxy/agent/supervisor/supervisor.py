@@ -59,7 +59,7 @@ class RestartPauses:
     """
 
     def __init__(self, now: float) -> None:
-        self._begun = self._since = now
+        self._started_at = self._since = now
         self.deaths = 0  #: in this series
 
     def pause(self, now: float) -> float | None:
@@ -70,14 +70,14 @@ class RestartPauses:
         now : float
             When the last one died.
         """
-        if not self.deaths or now - self._begun >= LIVED_SECONDS:
+        if not self.deaths or now - self._started_at >= LIVED_SECONDS:
             self._since, self.deaths = now, 0
         self.deaths += 1
         if now - self._since >= TRIED_SECONDS:
             return None
         vain = self.deaths - AT_ONCE_MAX
         seconds = min(PAUSE_MAX, PAUSE_MIN * 2.0 ** min(vain - 1, 16)) if vain > 0 else 0.0
-        self._begun = now + seconds
+        self._started_at = now + seconds
         return seconds
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 #: How often both time limits double at most.
 DOUBLINGS_MAX = 6
 #: Number of checks within the shorter time limit.
-LOOKS = 10
+CHECKS = 10
 #: How many times the shorter limit a stopped worker has if no other session waits.
 ALONE = 12.0
 #: Deepest level of child processes that is counted; a compiler has three levels.
@@ -53,7 +53,7 @@ class ProcessActivity:
 
 def activity(pid: int) -> ProcessActivity | None:
     """Return the activity of a process; None if it has ended."""
-    found = _look(pid)
+    found = _own_activity(pid)
     if found is None:
         return None
     return ProcessActivity(
@@ -61,7 +61,7 @@ def activity(pid: int) -> ProcessActivity | None:
     )
 
 
-def _look(pid: int) -> ProcessActivity | None:
+def _own_activity(pid: int) -> ProcessActivity | None:
     """Return the activity of a process alone, with the time of its children that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -72,7 +72,7 @@ def _look(pid: int) -> ProcessActivity | None:
 
 def _seconds(pid: int, depth: int = 0) -> float:
     """Return the processor time of a process and of those that it has started."""
-    found = _look(pid)
+    found = _own_activity(pid)
     if found is None or depth > _DEPTH_MAX:
         return 0.0
     return found.seconds + sum(_seconds(child, depth + 1) for child in _children(pid))
@@ -134,7 +134,7 @@ class WatchedWait:
     def __init__(self, watchdog: Watchdog, *, bounded: bool, now: float | None = None) -> None:
         now = time.monotonic() if now is None else now
         self._watchdog, self._bounded = watchdog, bounded
-        self._begun = self._moved = now
+        self._started_at = self._moved = now
         self._seconds: float | None = None
 
     def check(self, now: float, seen: ProcessActivity) -> str:
@@ -149,7 +149,7 @@ class WatchedWait:
         if now - self._moved >= still:
             what = "was stopped by a signal" if seen.state in "Tt" else "did nothing"
             return f"Its device process {what} while others waited for {still:g} s"
-        if self._bounded and now - self._begun >= busy:
+        if self._bounded and now - self._started_at >= busy:
             return f"One operation kept others waiting for {busy:g} s"
         return ""
 

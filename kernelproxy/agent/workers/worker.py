@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kernelproxy.agent.workers.oom_kills import OomKills
-from kernelproxy.agent.workers.watchdog import LOOKS, StoppedTime, Watchdog, WatchedWait, activity
+from kernelproxy.agent.workers.watchdog import CHECKS, StoppedTime, Watchdog, WatchedWait, activity
 from kernelproxy.common.errors import InternalError, ProtocolError, WorkerDiedError, WorkerError
 from kernelproxy.common.ipc.channel import Channel, close_fds
 from kernelproxy.common.ipc.fd_validation import fix_snapshot
@@ -40,7 +40,7 @@ from kernelproxy.common.protocol import (
 
 REAP_SECONDS = 5.0
 #: Longest error message, in characters, that is taken from a process that a user controls.
-SAID_MAX = 2000
+MESSAGE_MAX = 2000
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -170,7 +170,7 @@ class Worker:
         with contextlib.suppress(OSError):
             await self.set_lease(token, given=False, within=within)
             with self.waiters_present(wanted):
-                await self._heard(parked)
+                await self._await_report(parked)
 
     async def observe(self, since: float) -> Observed | None:
         """Return the step that its log repeats; None if it is gone. One caller at a time.
@@ -183,14 +183,14 @@ class Worker:
         self._observing = asyncio.get_running_loop().create_future()
         with contextlib.suppress(OSError):
             await self._channel.send(Observe(int(since * 1e9)))
-            await self._heard(self._observing)
+            await self._await_report(self._observing)
         return self._observing.result() if self._observing.done() else None
 
-    async def _heard(self, told: asyncio.Future[Any]) -> None:
-        """Wait until a message from it has resolved `told`, or it is gone."""
+    async def _await_report(self, report: asyncio.Future[Any]) -> None:
+        """Wait until a message from it has resolved `report`, or it is gone."""
         gone = asyncio.create_task(self.exited.wait())
         try:
-            await asyncio.wait({told, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({report, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
 
@@ -217,7 +217,7 @@ class Worker:
         watchdog = self.watchdog
         wait: WatchedWait | None = None
         while not self.broken and watchdog.still_seconds != float("inf"):
-            await asyncio.sleep(watchdog.still_seconds / LOOKS)
+            await asyncio.sleep(watchdog.still_seconds / CHECKS)
             if not wanted() or watchdog.endless():
                 wait = None
                 continue
@@ -386,7 +386,7 @@ class Worker:
             return message, received
         close_fds(received)
         if isinstance(message, Error):
-            raise WorkerError(message.message[:SAID_MAX])
+            raise WorkerError(message.message[:MESSAGE_MAX])
         self._break()
         raise WorkerError(f"The worker answered {order.wire_kind} with something else.")
 
@@ -422,7 +422,7 @@ class Worker:
         close_fds(fds)
         if not isinstance(message, Ended):
             raise ProtocolError("A worker answered what it was not asked.")
-        self.corrupt = message.message[:SAID_MAX]
+        self.corrupt = message.message[:MESSAGE_MAX]
         self._on_change()
 
     def _on_exit(self) -> None:

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from kernelproxy.agent.settings import AgentSettings
-from kernelproxy.agent.workers.worker import SAID_MAX, Worker
+from kernelproxy.agent.workers.worker import MESSAGE_MAX, Worker
 from kernelproxy.common import paths
 from kernelproxy.common.errors import InternalError, ProtocolError, WorkerDiedError, WorkerError
 from kernelproxy.common.ipc.channel import Channel, close_fds
@@ -121,7 +121,7 @@ class Zygote:
             async with asyncio.timeout(self._settings.zygote_seconds):
                 message = await self._first_message(self._channel)
             if isinstance(message, Error):
-                raise WorkerError(message.message[:SAID_MAX])
+                raise WorkerError(message.message[:MESSAGE_MAX])
             if not isinstance(message, ZygoteReady):
                 raise WorkerError(f"The zygote of {self.python} said something else than ready.")
         except TimeoutError as error:
@@ -245,7 +245,7 @@ class Zygote:
             ends = self._ends[message.pid] = asyncio.get_running_loop().create_future()
             self._spawns.popleft().set_result(_Fork(message.pid, fds.pop(), ends))
         elif isinstance(message, Error) and self._spawns:
-            self._spawns.popleft().set_exception(WorkerError(message.message[:SAID_MAX]))
+            self._spawns.popleft().set_exception(WorkerError(message.message[:MESSAGE_MAX]))
         else:
             close_fds(fds)
             raise ProtocolError("A zygote said what it was not asked.")

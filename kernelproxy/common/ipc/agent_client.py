@@ -466,15 +466,15 @@ def start_detached(
         process.wait()  # it forks the daemon and ends, so no zombie is left
         os.close(write_end)
         write_end = -1
-        said = _read_line(ready, START_SECONDS_MAX)
+        line = _read_line(ready, START_SECONDS_MAX)
     finally:
         os.close(ready)
         if write_end >= 0:
             os.close(write_end)
-    if said == "ready":
+    if line == "ready":
         return
     raise ControlError(
-        f"The jupyter_sing {who} could not start: {said or f'see {log_path}'}", "no-daemon"
+        f"The jupyter_sing {who} could not start: {line or f'see {log_path}'}", "no-daemon"
     )
 
 

@@ -101,10 +101,10 @@ class Link:
         self._fd, self._hello, self._path, self._on_gone = fd, hello, path, on_gone
         self._member, self._absence = member, away
         self._closed = False
-        self._heard = -1
+        self._receiving_fd = -1
         self._pipe: tuple[int, int] | None = None
         self._cells_ended = 0
-        self._telling = threading.Lock()  # of reports; while it is held, the descriptor stays
+        self._report_lock = threading.Lock()  # of reports; while it is held, the descriptor stays
         self._thread = threading.Thread(target=self._run, name="jupyter_sing link", daemon=True)
 
     @property
@@ -116,22 +116,22 @@ class Link:
         """Start the thread."""
         self._thread.start()
 
-    def tell_cells(self, ended: int) -> None:
+    def report_cells(self, ended: int) -> None:
         """Report how many cells have ended, for a kernel without a client; never blocks."""
         self._cells_ended = ended
-        self._tell_cells()
+        self._report_cells()
 
-    def _tell_cells(self) -> None:
-        with self._telling:
+    def _report_cells(self) -> None:
+        with self._report_lock:
             if self._fd < 0 or self._closed or not self._cells_ended:
                 return  # sent when there is a connection
             # If it is lost, the next connection sends the current total.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as sock:
                 sock.send(encode(CellsEnded(self._cells_ended)), socket.MSG_DONTWAIT)
 
-    def tell_asked(self) -> None:
+    def report_cell_request(self) -> None:
         """Report that another cell was requested while one runs; never blocks."""
-        with self._telling:
+        with self._report_lock:
             if self._fd < 0 or self._closed:
                 return  # detached, and reattaches before anything else
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as sock:
@@ -153,7 +153,7 @@ class Link:
         self._drop_connection()
 
     def _drop_connection(self) -> None:
-        with self._telling:
+        with self._report_lock:
             fd, self._fd = self._fd, -1
             if fd >= 0:
                 os.close(fd)
@@ -163,9 +163,9 @@ class Link:
 
         The number stays in use, so that no other file of the child is mistaken for the connection.
         """
-        self._closed, self._telling = True, threading.Lock()  # perhaps held at the fork
+        self._closed, self._report_lock = True, threading.Lock()  # perhaps held at the fork
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        for fd in (self._fd, self._heard):
+        for fd in (self._fd, self._receiving_fd):
             if fd >= 0:
                 os.dup2(null, fd, inheritable=False)
         os.close(null)
@@ -191,16 +191,16 @@ class Link:
     def _wait(self) -> Woken | None:
         """Receive requests until the connection ends, or the absence that the daemon requested."""
         with socket.socket(fileno=os.dup(self._fd)) as sock:
-            self._heard = sock.fileno()
+            self._receiving_fd = sock.fileno()
             try:
-                self._hear(sock)
+                self._receive(sock)
             except (OSError, ProtocolError):
                 return None
             finally:
-                self._heard = -1
+                self._receiving_fd = -1
         return self._await_wake()
 
-    def _hear(self, sock: socket.socket) -> None:
+    def _receive(self, sock: socket.socket) -> None:
         """Carry out the daemon's requests, until this process has detached."""
         while True:
             message, fds = recv_message(sock)
@@ -213,16 +213,16 @@ class Link:
             elif isinstance(message, Leave) and self._leave(sock):
                 return
 
-    def _pass_on(self, wish: KernelRequest) -> None:
+    def _pass_on(self, request: KernelRequest) -> None:
         """Have a request carried out, or report why it is not."""
-        if state.on_wish is not None:
-            state.on_wish(wish)
+        if state.on_request is not None:
+            state.on_request(request)
             return
-        if wish.withdrawn:
+        if request.withdrawn:
             return
         why = "It is a program, not a notebook: only notebooks have checkpoints."
         with connect(start=False, path=self._path) as control:
-            report = Carried(self._hello.session, wish.verb, wish.name, why)
+            report = Carried(self._hello.session, request.verb, request.name, why)
             control.call(report, RECONNECT_SECONDS_MAX)
 
     def _return(self, woken: Woken | None) -> None:
@@ -256,7 +256,7 @@ class Link:
                         if isinstance(reply, Attached):
                             # Rings between the two connections were received by no daemon.
                             send_message(sock, Bell())
-                    self._tell_cells()
+                    self._report_cells()
                 finally:
                     for fd in fds:
                         os.close(fd)

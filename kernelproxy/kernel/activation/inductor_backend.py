@@ -20,7 +20,7 @@ from typing import Any
 
 #: Part of the errors of the compiling operator (client/log/errors.cpp).
 _WHILE_COMPILING = " [sing::prepare_graph"
-_told = False
+_reported = False
 
 
 def install(module: ModuleType) -> None:
@@ -91,12 +91,12 @@ def _compile(
         ):
             return original(model, inputs, functools.partial(_ship, torch), **options)
     except UnsupportedGraphError as error:
-        _tell(str(error))
+        _report(str(error))
     except Exception as error:
         # Also if the worker has died of it repeatedly.
         if _WHILE_COMPILING not in str(error):
             raise
-        _tell(str(error).partition(_WHILE_COMPILING)[0])
+        _report(str(error).partition(_WHILE_COMPILING)[0])
     return kept
 
 
@@ -109,11 +109,11 @@ def _copied(torch: ModuleType, model: Any) -> Any:
     return torch.fx.GraphModule(model, graph)
 
 
-def _tell(reason: str) -> None:
+def _report(reason: str) -> None:
     """Print once per process that a graph runs without being compiled."""
-    global _told
-    if not _told:
-        _told = True
+    global _reported
+    if not _reported:
+        _reported = True
         print(
             f"jupyter_sing: torch.compile: a graph is not compiled and runs eagerly: {reason}. "
             "This is said once.",

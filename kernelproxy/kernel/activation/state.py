@@ -64,10 +64,10 @@ class Woken:
 class AgentLine(Protocol):
     """Lasting connection to the daemon; as `agent_connection.Link`."""
 
-    def tell_cells(self, ended: int) -> None:
+    def report_cells(self, ended: int) -> None:
         """Report how many cells have ended."""
 
-    def tell_asked(self) -> None:
+    def report_cell_request(self) -> None:
         """Report that another cell was requested while one runs."""
 
     def end(self) -> None:
@@ -108,7 +108,7 @@ class Activation:
 _lock = threading.Lock()
 _current = Activation()
 #: Carries out the daemon's requests, in a notebook; called in the link's thread.
-on_wish: Callable[[KernelRequest], object] | None = None
+on_request: Callable[[KernelRequest], object] | None = None
 #: Called in a restored process, before the session is joined again.
 on_restored: Callable[[Woken], object] | None = None
 
@@ -133,14 +133,14 @@ def cell(change: int) -> None:
         elif change < 0:
             _current.cells_ended += 1
             if _current.listening is not None:
-                _current.listening.tell_cells(_current.cells_ended)
+                _current.listening.report_cells(_current.cells_ended)
 
 
 def cell_asked() -> None:
     """Report that another cell was requested while one runs. Never blocks; from any thread."""
     link = _current.link
     if _current.cells and link is not None:
-        link.tell_asked()
+        link.report_cell_request()
 
 
 def joined(client: NativeClient) -> None:

@@ -183,7 +183,7 @@ class _Putting:
         """Remove what is at the path; keep a file aside."""
         try:
             with _entered(state.path, make=False) as directory:
-                found = _look(directory, state.path)
+                found = _lstat(directory, state.path)
                 if found is None:
                     self._unchanged(state.path)
                     return
@@ -208,7 +208,7 @@ class _Putting:
     def directory(self, state: FileState) -> None:
         """Create a directory, without its mode."""
         with _entered(state.path, make=True) as directory:
-            found = _look(directory, state.path, is_directory_ours=False)
+            found = _lstat(directory, state.path, is_directory_ours=False)
             if found is not None and stat.S_ISDIR(found.st_mode):
                 if found.st_uid != os.geteuid() or found.st_mode & MODE_MASK == state.mode:
                     self._unchanged(state.path)
@@ -236,7 +236,7 @@ class _Putting:
         """Write a file, unless it is unchanged."""
         with _entered(state.path, make=True) as directory:
             part = _part_of(directory, state.path)
-            found = _look(directory, state.path)
+            found = _lstat(directory, state.path)
             if found is not None and self._is_same(directory, state, found):
                 self._only_mode(directory, state, found)
                 return
@@ -252,7 +252,7 @@ class _Putting:
         """Create a link, unless it is unchanged."""
         with _entered(state.path, make=True) as directory:
             part = _part_of(directory, state.path)
-            found = _look(directory, state.path)
+            found = _lstat(directory, state.path)
             is_link = found is not None and stat.S_ISLNK(found.st_mode)
             if is_link and os.readlink(state.path.name, dir_fd=directory) == state.target:
                 self._unchanged(state.path)
@@ -373,7 +373,7 @@ def _move_directory(directory: int, path: Path, place: Path, suffix: str) -> Pat
         os.rename(path.name, place, src_dir_fd=directory)
     except OSError:  # another file system: copying would not be atomic
         beside = path.with_name(f"{path.name}.aside{suffix}")
-        if _look(directory, beside) is not None:
+        if _lstat(directory, beside) is not None:
             return None
         os.rename(path.name, beside.name, src_dir_fd=directory, dst_dir_fd=directory)
         return beside
@@ -418,7 +418,7 @@ def _enter(fd: int, name: str, here: Path, *, make: bool) -> int:
         raise
 
 
-def _look(directory: int, path: Path, *, is_directory_ours: bool = True) -> os.stat_result | None:
+def _lstat(directory: int, path: Path, *, is_directory_ours: bool = True) -> os.stat_result | None:
     """Return the status of a path, None if it does not exist.
 
     Raises

@@ -66,9 +66,9 @@ def check(python: str, library: Path, env: MutableMapping[str, str] | None = Non
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeError(f"{python} could not be tried with the file tracker: {error}") from error
     if done.returncode or TRACKER_LIBRARY in done.stderr:
-        said = done.stderr.strip().splitlines()
+        lines = done.stderr.strip().splitlines()
         raise NativeError(
-            f"{python} does not start with the file tracker: {said[-1] if said else 'no output'}"
+            f"{python} does not start with the file tracker: {lines[-1] if lines else 'no output'}"
         )
     if done.stdout.split()[-1:] != ["True"]:
         raise NativeError(f"{python} does not load the file tracker (is it linked statically?)")

@@ -25,7 +25,7 @@ def install(watch: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
     watch("torch._native.registry", leave_operators)
     watch("triton.runtime.driver", refuse_triton)
     for name, shown in GPU_LIBRARIES.items():
-        watch(name, lambda module, shown=shown: _tell(shown))  # type: ignore[misc]
+        watch(name, lambda module, shown=shown: _report(shown))  # type: ignore[misc]
 
 
 def leave_operators(registry: ModuleType) -> None:
@@ -58,7 +58,7 @@ def refuse_triton(module: ModuleType) -> None:
     module._create_driver = _create_driver  # type: ignore[attr-defined]
 
 
-def _tell(shown: str) -> None:
+def _report(shown: str) -> None:
     print(
         f"jupyter_sing: {shown} finds no GPU here: jupyter_sing runs torch on the GPU from another "
         f"process, and cannot do so for {shown} yet. Instead, {_INSTEAD}.",

@@ -47,15 +47,15 @@ _SETTERS = (
 
 def setters(c: ModuleType, client: NativeClient) -> dict[str, Any]:
     """Return replacements for the setters that the extension module `c` has."""
-    return {name: _telling(getattr(c, name), client) for name in _SETTERS if hasattr(c, name)}
+    return {name: _notifying(getattr(c, name), client) for name in _SETTERS if hasattr(c, name)}
 
 
-def _telling(setter: Callable[..., Any], client: NativeClient) -> Callable[..., Any]:
+def _notifying(setter: Callable[..., Any], client: NativeClient) -> Callable[..., Any]:
     @functools.wraps(setter)
-    def set_and_tell(*args: Any, **kwargs: Any) -> Any:
+    def set_and_notify(*args: Any, **kwargs: Any) -> Any:
         try:
             return setter(*args, **kwargs)
         finally:  # some raise after they have changed the setting
             client.note_settings()
 
-    return set_and_tell
+    return set_and_notify

@@ -123,7 +123,7 @@ class ToyKernel:
         if isinstance(self.client, Client):
             with self.client.present, self.client.cell():
                 return
-        self.client.link.tell_cells(1)
+        self.client.link.report_cells(1)
 
     def rest(self) -> None:
         """Do nothing."""
@@ -182,7 +182,7 @@ def main(session: str, image: str = "") -> None:
         kernel.checkpoint(wish.name, wish.form, wish.automatic)
 
     # Not in the link's thread, which has to detach meanwhile.
-    activation.state.on_wish = lambda wish: threading.Thread(target=wished, args=(wish,)).start()
+    activation.state.on_request = lambda wish: threading.Thread(target=wished, args=(wish,)).start()
     saved = json.loads(Path(image).read_text()) if image not in ("", "listen") else {}
     if saved:
         client = RestoredClient(session, saved)

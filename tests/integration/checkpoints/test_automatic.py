@@ -61,7 +61,7 @@ class ReceivedRequests(list[KernelRequest]):
 @pytest.fixture
 def wishes(monkeypatch: pytest.MonkeyPatch) -> ReceivedRequests:
     found = ReceivedRequests()
-    monkeypatch.setattr(activation.state, "on_wish", found.append)
+    monkeypatch.setattr(activation.state, "on_request", found.append)
     return found
 
 
@@ -249,15 +249,15 @@ def test_a_kernel_that_has_not_attached_is_heard_and_reached(
     host = toy_host()
     session = host.open(checkpoint_cells=2)
     link = Link(-1, Listen(session), paths.socket_path(), lambda: None)
-    link.tell_cells(1)  # before it is connected
+    link.report_cells(1)  # before it is connected
     link.start()
-    link.tell_cells(2)
+    link.report_cells(2)
     fulfil(session, wishes.next())
     host.kill_agent()
-    link.tell_cells(3)
-    link.tell_cells(4)
+    link.report_cells(3)
+    link.report_cells(4)
     fulfil(session, wishes.next())
-    link.tell_cells(5)
+    link.report_cells(5)
     client = ToyClient(session)
     host.clients.append(client)
     link.end()

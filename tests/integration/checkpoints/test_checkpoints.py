@@ -303,7 +303,7 @@ class CheckpointKernel:
 @pytest.fixture
 def kernel(toy_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> CheckpointKernel:
     found = CheckpointKernel(toy_host())
-    monkeypatch.setattr(activation.state, "on_wish", found.wishes.append)
+    monkeypatch.setattr(activation.state, "on_request", found.wishes.append)
     return found
 
 

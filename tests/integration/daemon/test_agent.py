@@ -178,7 +178,7 @@ def test_a_session_paused_in_mid_cell_names_the_user_and_resumes_on_any_run(
         assert found["suspended_at"] is not None
         assert before < datetime.fromisoformat(found["suspended_at"]).timestamp() < time.time()
         client.add(2)
-        client.link.tell_asked()  # the user has run another cell, which waits for this one
+        client.link.report_cell_request()  # the user has run another cell, which waits for this one
         assert client.read() == client.state
         found = host.session(client)
         assert (found["suspended_by"], found["suspended_at"]) == (None, None)

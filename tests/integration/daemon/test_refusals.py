@@ -65,7 +65,7 @@ def session(toy_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> str:
     def heard(wish: KernelRequest) -> None:
         raise AssertionError(wish)  # in the link's thread: pytest makes it an error
 
-    monkeypatch.setattr(activation.state, "on_wish", heard)
+    monkeypatch.setattr(activation.state, "on_request", heard)
     host = toy_host()
     found = host.client().session
     hand_over(found, "mine", host_state(0, b"x" * 5000), b"x" * 5000)

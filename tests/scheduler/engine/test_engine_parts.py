@@ -137,7 +137,7 @@ class TestFeedback:
 
 def promised(goal: float, at: float = 0.0) -> Account:
     account = Account(at)
-    account.promise(goal, at)
+    account.set_goal(goal, at)
     account.tally = Tally()
     return account
 
@@ -202,7 +202,7 @@ class TestTiers:
     def test_another_promise_begins_another_hour(self) -> None:
         account = promised(0.7)
         account.wait(0.0)
-        account.promise(0.95, 1800.0)
+        account.set_goal(0.95, 1800.0)
         account.execute(1800.0)
         account.settle(5400.0)
         assert account.tally == Tally(0)

@@ -47,7 +47,7 @@ def test_without_a_policy_everybody_is_equal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("user", "wished", "tier"),
+    ("user", "requested", "tier"),
     [
         ("ada", None, Tier.PREMIUM),
         ("ada", "premium", Tier.PREMIUM),
@@ -58,9 +58,9 @@ def test_without_a_policy_everybody_is_equal() -> None:
     ],
 )
 def test_a_wish_is_for_what_the_policy_gives_or_less(
-    user: str, wished: str | None, tier: Tier
+    user: str, requested: str | None, tier: Tier
 ) -> None:
-    found = HostPolicy(LAB, TWO).standing(user, wished)
+    found = HostPolicy(LAB, TWO).standing(user, requested)
     assert (found.tier, found.vc, found.may_pack) == (tier, "lab", True)
 
 

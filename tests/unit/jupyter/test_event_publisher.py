@@ -68,7 +68,7 @@ async def watched() -> AsyncIterator[Events]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_publisher, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(event_publisher, "POLL_SECONDS", 0.01)
 
 
 def test_change_of_a_session_is_an_event(fake_daemon: FakeDaemon) -> None:

@@ -108,7 +108,7 @@ def test_cells_are_told_over_the_link_until_the_client_has_joined(
         said: list[int] = []  # noqa: RUF012
         ended = False
 
-        def tell_cells(self, ended: int) -> None:
+        def report_cells(self, ended: int) -> None:
             self.said.append(ended)
 
         def end(self) -> None:
@@ -165,8 +165,8 @@ def test_a_cell_that_is_asked_for_in_the_middle_of_another_is_told(
         taken.append(message)
 
     kernel = SimpleNamespace(shell_channel_thread_main=take)
-    ipython_extension.hear_requests(kernel)
-    ipython_extension.hear_requests(SimpleNamespace())  # of ipykernel 6
+    ipython_extension.receive_requests(kernel)
+    ipython_extension.receive_requests(SimpleNamespace())  # of ipykernel 6
     ask = [b"id", b"<IDS|MSG>", b"hmac", b'{"msg_type": "execute_request"}', b"{}"]
     other = [*ask[:3], b'{"msg_type": "complete_request"}', b"{}"]
     for cells, message in ((0, ask), (1, other), (1, [b"x"]), (1, ask)):

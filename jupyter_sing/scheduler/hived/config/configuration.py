@@ -140,7 +140,7 @@ class Configuration:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_chains", {chain.name: chain for chain in self.chains})
         _check_names(self)
-        check_promises(self)
+        check_guarantees(self)
 
     def chain(self, name: str) -> Chain:
         """Return the chain of a name.
@@ -195,13 +195,13 @@ class Configuration:
         for name, count in guarantees.items():
             if count < 0:
                 raise ConfigurationError(f"Virtual cluster {name!r} is promised {count} devices.")
-            promises = []
+            specs = []
             for size in sizes:
                 taken = min(count, room[size])
                 room[size] -= taken
                 count -= taken
-                promises += _in_large_cells(chains[size], taken)
-            clusters.append(VirtualClusterSpec(name, tuple(promises)))
+                specs += _in_large_cells(chains[size], taken)
+            clusters.append(VirtualClusterSpec(name, tuple(specs)))
         return cls(tuple(chains.values()), cells, tuple(clusters))
 
 
@@ -214,7 +214,7 @@ def free_cells(chain: Chain, cells: Sequence[CellSpec], pinned: frozenset[str]) 
     return free
 
 
-def check_promises(configuration: Configuration) -> None:
+def check_guarantees(configuration: Configuration) -> None:
     """Check that all guaranteed cells exist at once; see the note "surplus".
 
     Raises
@@ -230,10 +230,10 @@ def check_promises(configuration: Configuration) -> None:
             above = chain.levels[number].fanout if number < chain.top else 0
             available = free[number - 1] + surplus * above
             need = sum(
-                promise.count
+                guarantee.count
                 for vc in configuration.virtual_clusters
-                for promise in vc.cells
-                if (promise.chain, promise.level) == (chain.name, number)
+                for guarantee in vc.cells
+                if (guarantee.chain, guarantee.level) == (chain.name, number)
             )
             surplus = available - need
             if surplus < 0:
@@ -283,14 +283,14 @@ def _check_names(configuration: Configuration) -> None:
                     f"{vc.name} has the pinned cell {pid!r}, which is no cell."
                 )
             _once(claimed, pid, f"The pinned cell {pid!r} is promised twice.")
-        for promise in vc.cells:
-            if not 1 <= promise.level <= configuration.chain(promise.chain).top:
+        for guarantee in vc.cells:
+            if not 1 <= guarantee.level <= configuration.chain(guarantee.chain).top:
                 raise ConfigurationError(
-                    f"{vc.name} has cells of level {promise.level} of chain {promise.chain}, "
+                    f"{vc.name} has cells of level {guarantee.level} of chain {guarantee.chain}, "
                     "and there is no such level."
                 )
-            if promise.count < 0:
-                raise ConfigurationError(f"{vc.name} is promised {promise.count} cells.")
+            if guarantee.count < 0:
+                raise ConfigurationError(f"{vc.name} is promised {guarantee.count} cells.")
 
 
 def _once(known: set[object], name: object, problem: str) -> None:
@@ -339,9 +339,9 @@ def _divided_cell(
 
 
 def _in_large_cells(chain: Chain, devices: int) -> list[VirtualCellSpec]:
-    promises = []
+    specs = []
     for number in range(chain.top, 0, -1):
         count, devices = divmod(devices, chain.levels[number - 1].leaves)
         if count:
-            promises.append(VirtualCellSpec(chain.name, number, count))
-    return promises
+            specs.append(VirtualCellSpec(chain.name, number, count))
+    return specs

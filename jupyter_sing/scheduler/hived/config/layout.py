@@ -179,21 +179,21 @@ class Layout:
                     set_aside.append(cell)
             need = [0] * chain.top
             for vc in configuration.virtual_clusters:
-                for promise in vc.cells:
-                    if promise.chain == chain.name:
-                        need[promise.level - 1] += promise.count
+                for guarantee in vc.cells:
+                    if guarantee.chain == chain.name:
+                        need[guarantee.level - 1] += guarantee.count
             self._nodes[chain.name] = nodes
             self.pools[chain.name] = Pool(chain, roots, need, set_aside)
         for spec in configuration.virtual_clusters:
             cluster = self.virtual_clusters[spec.name] = VirtualClusterCells(spec.name)
-            for promise in spec.cells:
-                if not promise.count:
+            for guarantee in spec.cells:
+                if not guarantee.count:
                     continue
-                if promise.chain not in cluster.holdings:
-                    chain = configuration.chain(promise.chain)
-                    cluster.holdings[promise.chain] = Holding(spec.name, chain)
-                for _ in range(promise.count):
-                    cluster.holdings[promise.chain].add(promise.level)
+                if guarantee.chain not in cluster.holdings:
+                    chain = configuration.chain(guarantee.chain)
+                    cluster.holdings[guarantee.chain] = Holding(spec.name, chain)
+                for _ in range(guarantee.count):
+                    cluster.holdings[guarantee.chain].add(guarantee.level)
             for pid in spec.pinned:
                 cluster.pinned[pid] = _pinned_holding(spec.name, pid, pinned[pid])
 

@@ -152,7 +152,7 @@ def _virtual_cluster(
     name: str, entry: Document, chains: Mapping[str, Chain], types: Mapping[str, _CellType]
 ) -> VirtualClusterSpec:
     _known(entry, f"Virtual cluster {name}", "virtualCells", "pinnedCells")
-    promises = []
+    guarantees = []
     for cells in entry.get("virtualCells") or ():
         _known(cells, f"virtualCells of {name}", "cellType", "cellNumber")
         path = str(cells["cellType"]).split(".")
@@ -163,9 +163,9 @@ def _virtual_cluster(
                 raise ConfigurationError(f"{name} has cells of {below} in {above}: there are none.")
         level = chains[path[0]].level_of(path[-1])
         assert level is not None, "a path of children ends in the chain"
-        promises.append(VirtualCellSpec(path[0], level, cells["cellNumber"]))
+        guarantees.append(VirtualCellSpec(path[0], level, cells["cellNumber"]))
     pinned = tuple(cell["pinnedCellId"] for cell in entry.get("pinnedCells") or ())
-    return VirtualClusterSpec(name, tuple(promises), pinned)
+    return VirtualClusterSpec(name, tuple(guarantees), pinned)
 
 
 def _known(entry: Document, where: str, *keys: str) -> None:

@@ -115,7 +115,7 @@ def _regained(new: HivedCluster, old: AffinityGroup, group: AffinityGroup) -> bo
     for slot in group.slots:
         devices = [seat.physical for seat in slot.seats]
         virtuals = [v for d in devices if (v := before[d.device]) is not None]
-        found = _promises_for(new, vc, devices, virtuals)
+        found = _guarantees_for(new, vc, devices, virtuals)
         if found is None:
             for undone in reversed(done):
                 new.seating.reseat(undone, None)
@@ -126,7 +126,7 @@ def _regained(new: HivedCluster, old: AffinityGroup, group: AffinityGroup) -> bo
     return bool(done)
 
 
-def _promises_for(
+def _guarantees_for(
     new: HivedCluster,
     vc: VirtualClusterCells,
     devices: list[PhysicalCell],

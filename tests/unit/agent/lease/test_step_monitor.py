@@ -14,13 +14,13 @@ from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lease import step_monitor
 from kernelproxy.agent.lease.step_monitor import StepMonitor
 from kernelproxy.common.protocol import Observed
-from kernelproxy.common.scheduler_api import Everybody
+from kernelproxy.common.scheduler_api import UnrestrictedArbiter
 
 STEP = Observed(40, nadir=10, memory_min=5, memory_max=9, made=400, seconds=2.0)
 WAIT_SECONDS = 120.0
 
 
-class ReportedLease(Everybody):
+class ReportedLease(UnrestrictedArbiter):
     """Controller double that records measurements."""
 
     keeps = False
@@ -73,7 +73,7 @@ class SteppedWorker:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_monitor, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(step_monitor, "POLL_SECONDS", 0.0)
 
 
 def watched(test: Callable[[SteppedWorker], Any]) -> None:

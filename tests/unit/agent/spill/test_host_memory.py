@@ -112,7 +112,7 @@ def test_a_refused_spill_is_retried_without_any_change(
     run: Callable[[Play], SpillableSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(host_memory, "LOOK_SECONDS_MIN", 0.01)
+    monkeypatch.setattr(host_memory, "POLL_SECONDS_MIN", 0.01)
 
     async def play(host: HostMemory, guest: SpillableSession) -> None:
         guest.answers = [StoreError("There is no space.", "full"), True]
