@@ -12,11 +12,9 @@ higher priority may cancel the preemption; the reserved devices then belong to t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from jupyter_sing.scheduler.hived.cells import (
-    OPPORTUNISTIC,
     AffinityGroup,
     GroupRequest,
     GroupState,
@@ -27,25 +25,15 @@ from jupyter_sing.scheduler.hived.cells import (
     Reserved,
     VirtualCell,
 )
-from jupyter_sing.scheduler.hived.claiming import claims
 from jupyter_sing.scheduler.hived.config.configuration import Chain, Configuration
 from jupyter_sing.scheduler.hived.config.layout import Layout
 from jupyter_sing.scheduler.hived.errors import HivedInternalError, RequestError
-from jupyter_sing.scheduler.hived.mapping import Bindings, Favour, Mapper
-from jupyter_sing.scheduler.hived.pool import Pool
+from jupyter_sing.scheduler.hived.mapping import Favour
+from jupyter_sing.scheduler.hived.planning import Plan, Planner, users
 from jupyter_sing.scheduler.hived.search import Suggested, VirtualSearch, find_unused, usable
 from jupyter_sing.scheduler.hived.seating import Seating
 
 Outcome = Placed | Reserved | GroupWaiting
-
-
-@dataclass(slots=True)
-class _Plan:
-    """Possible placement of a group."""
-
-    places: list[list[VirtualCell]]
-    bindings: Bindings
-    leaving: int  # groups that would have to leave
 
 
 class HivedCluster(Layout):
@@ -63,7 +51,7 @@ class HivedCluster(Layout):
     def __init__(self, configuration: Configuration) -> None:
         super().__init__(configuration)
         self.groups: dict[str, AffinityGroup] = {}
-        self.seating = Seating(self.pools)
+        self._planner, self.seating = Planner(self.pools), Seating(self.pools)
 
     def schedule(
         self,
@@ -111,7 +99,7 @@ class HivedCluster(Layout):
         if prefer:
             chains = {device.chain.name: None for device in prefer}
             holdings.sort(key=lambda holding: holding.chain.name not in chains)
-        plan = self._undisturbing(holdings, sizes, suggested, prefer)
+        plan = self._planner.undisturbing(holdings, sizes, suggested, prefer)
         if plan is not None:
             if plan.leaving and not preempt:
                 return GroupWaiting(f"{plan.leaving} opportunistic groups would have to leave.")
@@ -188,7 +176,7 @@ class HivedCluster(Layout):
         return self.groups[name]
 
     def _continued(self, group: AffinityGroup) -> Outcome:
-        victims = _users(seat.physical for seat in group.seats)
+        victims = users(seat.physical for seat in group.seats)
         if victims:
             return Reserved(group, tuple(victims))
         for seat in group.seats:
@@ -218,56 +206,6 @@ class HivedCluster(Layout):
                 return Placed(group)
         return GroupWaiting("There are not enough free devices together.")
 
-    def _undisturbing(
-        self,
-        holdings: Sequence[Holding],
-        sizes: Sequence[int],
-        suggested: Suggested,
-        prefer: Sequence[PhysicalCell],
-    ) -> _Plan | None:
-        """Return the guaranteed place for which the fewest opportunistic groups have to leave."""
-        best: _Plan | None = None
-        favour = Favour(prefer)
-        for preferred in ([d for d in prefer if not d.busy], prefer):
-            for holding in holdings:
-                for claimed in self._claimed(holding, sizes, suggested, preferred):
-                    if best is None or claimed.leaving <= best.leaving:
-                        best = claimed
-            if best is not None and not best.leaving:
-                return best
-            for holding in holdings:
-                pool = self.pools[holding.chain.name]
-                near = [device for device in preferred if device.chain is holding.chain]
-                places = VirtualSearch(holding, pool, suggested).find(sizes, OPPORTUNISTIC, near)
-                plan = None if places is None else self._plan(pool, places, suggested, favour)
-                if plan is not None and not plan.leaving:
-                    return plan
-                if plan is not None and (best is None or plan.leaving <= best.leaving):
-                    best = plan
-            if best is None or len(preferred) == len(prefer):
-                break  # otherwise a group has to leave anyway: then where it is preferred
-        return best
-
-    def _claimed(
-        self,
-        holding: Holding,
-        sizes: Sequence[int],
-        suggested: Suggested,
-        preferred: Sequence[PhysicalCell],
-    ) -> Iterator[_Plan]:
-        """Yield places on just the preferred devices, the best last."""
-        if len(sizes) > 1:
-            return
-        near = [d for d in preferred if d.chain is holding.chain and usable(d, suggested)]
-        for start in reversed(range(len(near) - sizes[0] + 1)):
-            devices = near[start : start + sizes[0]]
-            if any(device.node != devices[0].node for device in devices):
-                continue
-            found = claims(devices, holding, self.pools[holding.chain.name])
-            if found is not None:
-                bindings = dict(zip(found, devices, strict=True))
-                yield _Plan([found], bindings, len(_users(devices)))
-
     def _disturbing(
         self,
         request: GroupRequest,
@@ -288,7 +226,7 @@ class HivedCluster(Layout):
             if places is None:
                 continue
             downgraded = self._downgraded(places)
-            plan = self._plan(pool, places, suggested, Favour(()))
+            plan = self._planner.plan(pool, places, suggested, Favour(()))
             if plan is not None and (preempt or not plan.leaving):
                 return self._commit(request, plan, downgraded)
             for group, virtuals in reversed(downgraded):
@@ -314,22 +252,10 @@ class HivedCluster(Layout):
                     downgraded.append((group, self.seating.downgrade(group)))
         return downgraded
 
-    def _plan(
-        self,
-        pool: Pool,
-        places: list[list[VirtualCell]],
-        suggested: Suggested,
-        favour: Favour,
-    ) -> _Plan | None:
-        bindings = Mapper(pool, suggested, favour).map(d for place in places for d in place)
-        if bindings is None:
-            return None
-        return _Plan(places, bindings, len(_users(bindings.values())))
-
     def _commit(
         self,
         request: GroupRequest,
-        plan: _Plan,
+        plan: Plan,
         downgraded: list[tuple[AffinityGroup, list[VirtualCell]]],
     ) -> Outcome:
         overtaken: dict[AffinityGroup, None] = {}
@@ -344,7 +270,7 @@ class HivedCluster(Layout):
         places = [[(plan.bindings[v], v) for v in place] for place in plan.places]
         group = AffinityGroup(request, places)
         cancelled = tuple(other.request.name for other in overtaken)
-        victims = _users(seat.physical for seat in group.seats)
+        victims = users(seat.physical for seat in group.seats)
         if not victims:
             self.adopt(group)
             self._restore(inherited)
@@ -384,11 +310,6 @@ class HivedCluster(Layout):
             for chain in self.configuration.chains
             if request.leaf_type in (None, chain.leaf_type)
         ]
-
-
-def _users(devices: Iterable[PhysicalCell]) -> dict[AffinityGroup, None]:
-    """Return the groups that hold devices (an ordered set)."""
-    return {device.user.group: None for device in devices if device.user is not None}
 
 
 def _nearest_first(chains: Sequence[Chain], prefer: Sequence[PhysicalCell]) -> list[Chain]:
