@@ -20,7 +20,8 @@ from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.common.errors import SingError
 from kernelproxy.devices import Device, configured_devices
 from tests.doubles.scheduler import machine, virtual
-from tests.doubles.scheduler.machine import MIB, Machine, MachineNotebook
+from tests.doubles.scheduler.machine import MIB, Machine
+from tests.doubles.scheduler.notebook import MachineNotebook
 
 HOUR = 3600.0
 #: Seconds for which a session may wait beside a device without a holder: attempts that fail late.
