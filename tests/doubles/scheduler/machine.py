@@ -133,7 +133,7 @@ class Machine:
             each.allocator = self.allocators[each.allocator.device.id]
             self.notebooks[each.id] = each
             each.begin(pinned=each.preferences.pinned)
-            each.needed = bool(each.used)
+            each.demand.needed = bool(each.used)
             each.look()
 
     def open(self, user: str, memory: int, device: str, *, bound: bool) -> MachineNotebook:

@@ -54,18 +54,18 @@ class CellWorker:
         loop = asyncio.get_running_loop()
         if self.since is None:
             self.since = loop.time()
-            self.timer = loop.call_later(self.notebook.left, self.over)
+            self.timer = loop.call_later(self.notebook.demand.left, self.over)
 
     def stop(self) -> None:
         if self.since is not None and self.timer is not None:
             self.timer.cancel()
             done = asyncio.get_running_loop().time() - self.since
-            self.notebook.left = max(0.0, self.notebook.left - done)
+            self.notebook.demand.left = max(0.0, self.notebook.demand.left - done)
         self.since = None
 
     def over(self) -> None:
         self.stop()
-        self.notebook.left = 0.0
+        self.notebook.demand.left = 0.0
         self.notebook.look()
 
     def die(self) -> None:
@@ -104,7 +104,7 @@ class NotebookState:
 
     @property
     def idle(self) -> bool:
-        return not self.notebook.left
+        return not self.notebook.demand.left
 
     def announce(self, presence: Presence, reason: str = "") -> None:
         self.memory.agent.presence = presence
@@ -116,13 +116,25 @@ class NotebookState:
         self.device = device
 
 
+class NotebookDemand:
+    """Demand of a notebook for a worker."""
+
+    def __init__(self) -> None:
+        self.left = 0.0  # seconds that its cell still has to execute
+        self.needed = self.held_off = False
+
+    def wants_worker(self) -> bool:
+        return (self.needed or self.left > 0.0) and not self.held_off
+
+
 class MachineNotebook:
     """Session double, with what the real parts of an agent use."""
 
     shared = script = False
     python, kernel = "python", SimpleNamespace(torch_version="2", pid=1)
     awaited = False
-    memory_limit, used = 1 << 60, 0
+    memory_limit, used, owner = 1 << 60, 0, 1
+    observed = SimpleNamespace(suspend_failure="")
 
     def __init__(
         self,
@@ -134,9 +146,8 @@ class MachineNotebook:
         bound: bool,
     ) -> None:
         self.machine, self.id, self.name, self.user = machine, name, name, user
-        self.memory, self.allocator, self.bound, self.owner = memory, allocator, bound, 1
-        self.left, self.used = 0.0, False
-        self.observed = SimpleNamespace(suspend_failure="")
+        self.memory, self.allocator, self.bound = memory, allocator, bound
+        self.demand, self.used = NotebookDemand(), False
         self.begin(pinned=False)
 
     @property
@@ -150,17 +161,19 @@ class MachineNotebook:
         """Register with the current agent."""
         self.arbiter = self.machine.controller
         self.preferences = SimpleNamespace(pinned=pinned)
-        self.closing, self.held_off, self.needed, self.claims = False, False, False, 0
+        self.closing, self.claims = False, 0
+        self.demand.held_off = self.demand.needed = False
         self.state = State.IDLE
-        self.waits_since: float | None = None
         self.device_state = NotebookState(self)
         self.lock, self.looks = asyncio.Lock(), asyncio.Event()
         me: Any = self
         idle: Any = SimpleNamespace(drained_for=lambda: 0.0)
-        self.lease = DeviceLease(me, me.device_state, me, idle, self.arbiter)
+        self.lease = DeviceLease(me, me.device_state, me.demand, idle, self.arbiter)
         self.lease.monitor = MemoryMonitor(self)  # type: ignore[assignment]
         migrator = Migrator(me, me.device_state, self.lease, me, me)
-        self.commands = Commands(me, me.device_state, me, me, me, migrator, me, self.describe)
+        self.commands = Commands(
+            me, me.device_state, me.demand, me, me, migrator, me, self.describe
+        )
         self.allocator.tenants[self.id] = self.tenant
         self.attending = asyncio.create_task(self._attend())
         self.arbiter.opened(self.terms())
@@ -175,12 +188,12 @@ class MachineNotebook:
 
     def run(self, seconds: float) -> None:
         """Run a cell."""
-        self.left, self.used = self.left + seconds, True
+        self.demand.left, self.used = self.demand.left + seconds, True
         worker = self.device_state.worker
         if worker is not None and worker.since is not None:
             worker.stop()
             worker.go()
-        self.held_off = False
+        self.demand.held_off = False
         self.look()
 
     def pin(self, pinned: bool) -> None:
@@ -202,7 +215,7 @@ class MachineNotebook:
             self.allocator.leave_queue(self.tenant)
             del self.allocator.tenants[self.id]
             self.allocator.release(self.tenant)
-        self.left = 0.0
+        self.demand.left = 0.0
         self.machine.notebooks.pop(self.id, None)
 
     # Calls of the agent.
@@ -239,9 +252,6 @@ class MachineNotebook:
 
     def suspended(self, reason: str) -> None:
         self._off()
-
-    def wants_worker(self) -> bool:
-        return (self.needed or self.left > 0.0) and not self.held_off
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
@@ -320,12 +330,12 @@ class MachineNotebook:
     async def suspend(self) -> None:
         """Suspend at the user's request."""
         async with self.exclusive():
-            self.held_off = True
+            self.demand.held_off = True
             await self._suspend(unless_busy=False)
 
     async def _suspend(self, *, unless_busy: bool) -> bool:
         worker = self.device_state.worker
-        if unless_busy and (self.preferences.pinned or (self.lease.held and self.left)):
+        if unless_busy and (self.preferences.pinned or (self.lease.held and self.demand.left)):
             return False
         if worker is None:
             return True
@@ -333,7 +343,7 @@ class MachineNotebook:
             await self.machine.chance.act(0.1)
         except Exception:
             return False
-        if worker.broken or (unless_busy and self.lease.held and self.left):
+        if worker.broken or (unless_busy and self.lease.held and self.demand.left):
             self.look()
             return False
         worker.stop()
@@ -342,7 +352,7 @@ class MachineNotebook:
 
     def _off(self) -> None:
         """Do what `Suspender.suspended` does."""
-        self.device_state.worker, self.needed = None, False
+        self.device_state.worker, self.demand.needed = None, False
         self.set_state(State.SUSPENDED, "")
         self.device_state.announce(Presence.ABSENT)
         self.lease.suspended()
@@ -362,22 +372,18 @@ class MachineNotebook:
     async def _serve(self) -> None:
         state = self.device_state
         if state.worker is not None and state.worker.broken:
-            state.worker, self.needed = None, True
+            state.worker, self.demand.needed = None, True
             self.lease.lost("")
-        if self.wants_worker():
+        if self.demand.wants_worker():
             await self._restore()
         if state.worker is not None:
             await self.lease.start()
         await self.lease.rest()
-        if not self.lease.waiting:
-            self.waits_since = None
-        elif self.waits_since is None:
-            self.waits_since = asyncio.get_running_loop().time()
 
     async def _restore(self) -> None:
         """Do what `Restorer.restore` does."""
         state = self.device_state
-        self.needed = self.needed or state.worker is None
+        self.demand.needed = self.demand.needed or state.worker is None
         self.lease.ask()
         if not self.lease.held:
             if state.worker is None and not self.preferences.pinned:
@@ -394,7 +400,7 @@ class MachineNotebook:
         except Exception as error:
             self.allocator.release(self.tenant)
             return self.lease.cannot(str(error))
-        state.worker, self.needed, state.position = CellWorker(self), False, 1
+        state.worker, self.demand.needed, state.position = CellWorker(self), False, 1
         return None
 
     def __repr__(self) -> str:
@@ -405,8 +411,9 @@ class MachineNotebook:
             for key in ("phase", "token", "devices", "homes", "moving", "bound", "pinned_on")
         }
         return (
-            f"{self.id} on {self.allocator.device.id}: left {self.left:.3f}, {self.state}, "
-            f"needed {self.needed}, held off {self.held_off}, pinned {self.preferences.pinned}, "
+            f"{self.id} on {self.allocator.device.id}: left {self.demand.left:.3f}, {self.state}, "
+            f"needed {self.demand.needed}, held off {self.demand.held_off}, "
+            f"pinned {self.preferences.pinned}, "
             f"worker {state.worker and vars(state.worker)}, lock {self.lock.locked()}, "
             f"lease {lease._token, lease._reserved, lease._asked, lease._taking, lease._closed}; "
             f"{engine}"

@@ -95,7 +95,7 @@ class Trial:
         while self.calm:
             await asyncio.sleep(1.0)
         notebook.run(self.random.choice((0.05, 0.5, 2.0, 10.0, 60.0)))
-        while notebook.left:
+        while notebook.demand.left:
             await asyncio.sleep(self.random.expovariate(1 / 10.0))
             if not self.calm:
                 await self.disturb(notebook)
@@ -123,7 +123,7 @@ class Trial:
         elif kind == "interrupt":
             if worker is not None:
                 worker.stop()
-            notebook.left = 0.0
+            notebook.demand.left = 0.0
             notebook.look()
 
     async def administer(self) -> None:
@@ -176,7 +176,7 @@ class Trial:
         for each in self.machine.notebooks.values():
             if each.attending.done() and not each.closing:
                 each.attending.result()
-            waits = each.wants_worker() and not each.lease.held
+            waits = each.demand.wants_worker() and not each.lease.held
             served = waits and any(
                 self.could(each, allocator) for allocator in self.machine.allocators.values()
             )
@@ -198,7 +198,7 @@ class Trial:
     def check_rest(self) -> None:
         """Check what holds when all work has ended."""
         for each in self.machine.notebooks.values():
-            assert not each.left, f"waits for ever: {each}"
+            assert not each.demand.left, f"waits for ever: {each}"
         engine = self.machine.controller._engine
         for name, session in engine._sessions.items():
             assert session.phase is Phase.IDLE, f"{name}: {session.phase}"
