@@ -41,7 +41,7 @@ def test_surface(errors: dict[str, str], name: str) -> None:
 
 
 @pytest.mark.usefixtures("runtime_dir")
-def test_every_public_name_does_what_the_page_says(run_program: RunProgram) -> None:
+def test_every_public_name_does_what_the_page_documents(run_program: RunProgram) -> None:
     env = {"JUPYTER_SING_DEVICES": "cpu:2GiB"}
     done = run_program(PROGRAM.with_name("names.py"), proxied=True, env=env)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -39,7 +39,9 @@ def test_operators_missing_on_software_devices_are_listed(lines: list[dict[str, 
     assert unused == set()
 
 
-def test_operators_go_to_the_device_whole_or_made_of_others(lines: list[dict[str, Any]]) -> None:
+def test_operators_execute_on_the_device_whole_or_composed_of_others(
+    lines: list[dict[str, Any]],
+) -> None:
     ways = {line["way"] for line in lines if "way" in line}
     assert ways <= {"kernel", "composite", "fallback"}
 

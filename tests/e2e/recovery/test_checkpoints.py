@@ -174,7 +174,7 @@ def test_two_notebooks_from_one_checkpoint_on_two_devices(monkeypatch: pytest.Mo
             assert said(third, "print(array[-1])") == "49999.0"
 
 
-def test_asked_for_from_outside_it_waits_for_the_cell(
+def test_an_external_request_waits_for_the_cell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     go = tmp_path / "go"

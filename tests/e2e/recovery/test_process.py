@@ -123,7 +123,7 @@ def test_the_process_comes_back_after_everything_has_died(kernels: ExitStack) ->
 
 
 @pytest.mark.parametrize("device", [True, False])
-def test_an_unused_kernel_goes_to_disk_and_answers_its_next_cell(
+def test_an_unused_kernel_hibernates_and_answers_its_next_cell(
     kernels: ExitStack, monkeypatch: pytest.MonkeyPatch, device: bool
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_HIBERNATE_TIMEOUT", "3")
@@ -144,7 +144,9 @@ def test_an_unused_kernel_goes_to_disk_and_answers_its_next_cell(
     wait_until(lambda: not [path for path in images.glob("*/*") if path.is_dir()])
 
 
-def test_many_go_and_come_in_any_order(kernels: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_detach_and_reattach_in_any_order(
+    kernels: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JUPYTER_SING_HIBERNATE_TIMEOUT", "2")
     notebooks = [kernels.enter_context(kernel()) for _ in range(20)]
     for number, notebook in enumerate(notebooks):

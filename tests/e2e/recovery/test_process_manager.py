@@ -144,7 +144,7 @@ def managed_kernel(daemon: FakeDaemon, directory: Path) -> Iterator[ManagedKerne
 
 
 @each_form
-def test_a_kernel_goes_and_comes_and_its_client_keeps_what_it_has(
+def test_a_kernel_detaches_and_reattaches_and_its_client_keeps_its_state(
     daemon: FakeDaemon, tmp_path: Path
 ) -> None:
     with managed_kernel(daemon, tmp_path) as one:
@@ -326,7 +326,9 @@ def test_a_return_that_failed_is_tried_again(daemon: FakeDaemon, tmp_path: Path)
         assert [one.notebook.finish(cell).stdout for cell in cells] == ["1\n", "2\n"]
 
 
-def test_requests_go_through_though_the_agent_has_died(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_requests_are_forwarded_though_the_agent_has_died(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
     with managed_kernel(daemon, tmp_path) as one:
         one.order(protocol.HoldRequests(SECONDS_MAX))
         one.agent.close()

@@ -244,7 +244,7 @@ def test_the_line_is_no_traceback(notebook: SavedNotebook) -> None:
     assert message["content"]["traceback"] == ["Restored 'mine' (its process)."]
 
 
-def test_a_wish_is_carried_out_once(notebook: SavedNotebook) -> None:
+def test_a_request_is_carried_out_once(notebook: SavedNotebook) -> None:
     notebook.kernel.run("x = 1")
     notebook.agent.send(KernelRequest("checkpoint", "mine"))
     said = notebook.leave()

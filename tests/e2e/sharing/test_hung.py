@@ -65,7 +65,7 @@ def why(trainer: Program) -> str:
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
-def test_a_training_whose_worker_is_stopped_or_killed_lets_others_go_first(how: int) -> None:
+def test_a_training_whose_worker_is_stopped_or_killed_lets_others_run_first(how: int) -> None:
     with ExitStack() as stack:
         first, second = (stack.enter_context(program(seed, proxied=True)) for seed in (1, 2))
         for each in (first, second):

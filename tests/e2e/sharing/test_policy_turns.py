@@ -50,7 +50,7 @@ def kinds(trainer: Program) -> list[str]:
     return [kind for _, kind in decided(trainer)]
 
 
-def test_a_premium_users_cells_go_first_while_a_basic_one_trains() -> None:
+def test_a_premium_users_cells_run_first_while_a_basic_one_trains() -> None:
     with ExitStack() as stack:
         robot, grace = (
             stack.enter_context(program(seed, proxied=True, device="cpu:0", user=user))

@@ -148,7 +148,7 @@ def test_a_failed_automatic_checkpoint_is_reported_and_retried(
     wait_until(lambda: automatic(host, client)["problem"] == "")
 
 
-def test_a_session_that_is_to_be_suspended_is_put_away_first(
+def test_a_session_that_is_to_be_suspended_is_saved_first(
     toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
@@ -177,7 +177,7 @@ def test_a_session_that_was_suspended_is_not_brought_back(
     fulfil(client, wishes.next())
 
 
-def test_a_checkpoint_that_is_asked_for_brings_a_suspended_session_back(
+def test_a_requested_checkpoint_resumes_a_suspended_session(
     toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     """The kernel may need the device for it, and runs no cell meanwhile."""
@@ -243,7 +243,7 @@ def test_settings_of_a_notebook_outlive_the_agent(
     assert automatic(host, client)["cells"] == 0
 
 
-def test_a_kernel_that_has_not_attached_is_heard_and_reached(
+def test_a_kernel_that_has_not_attached_reports_and_receives(
     toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host()
@@ -293,7 +293,7 @@ class Asking:
         return self.outcome
 
 
-def test_before_the_daemon_ends_notebooks_are_put_away(
+def test_before_the_daemon_ends_notebooks_are_saved(
     toy_host: StartHost, wishes: ReceivedRequests
 ) -> None:
     host = toy_host(stop_seconds=WAIT_SECONDS)

@@ -373,7 +373,7 @@ def test_a_request_to_a_kernel_that_ends_fails(kernel: CheckpointKernel) -> None
     assert kernel.reply().reason == "ended"
 
 
-def test_a_session_whose_kernel_is_not_there_cannot_be_asked(kernel: CheckpointKernel) -> None:
+def test_a_session_whose_kernel_is_absent_refuses_requests(kernel: CheckpointKernel) -> None:
     with pytest.raises(ControlError, match="cannot be reached"):
         kernel.host.call(Checkpoint(kernel.host.open()))
 

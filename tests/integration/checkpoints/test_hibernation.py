@@ -99,7 +99,7 @@ def test_an_unused_kernel_is_spilled_and_restored_when_its_manager_requests_it(
     wait_until(lambda: images(data) == [])
 
 
-def test_without_room_on_disk_a_kernel_stays_as_it_was_and_that_is_said(
+def test_without_disk_space_a_kernel_is_unchanged_and_the_reason_is_reported(
     toy_host: StartHost, start_manager: StartManager, data: Path
 ) -> None:
     host = toy_host(disk_quota=1 << 20)
@@ -175,7 +175,7 @@ def test_a_working_kernel_does_not_hibernate(toy_host: StartHost, tmp_path: Path
 
 
 @pytest.mark.parametrize("order", ["Hold", "Dump"])
-def test_a_kernel_that_cannot_sleep_goes_on(
+def test_a_kernel_that_cannot_hibernate_continues(
     toy_host: StartHost, start_manager: StartManager, data: Path, order: str
 ) -> None:
     host = toy_host()
@@ -347,7 +347,7 @@ def test_a_request_without_a_process_manager_gets_the_reason(
     manager.wait_for("Revive")
 
 
-def test_several_who_wake_it_at_once_wake_it_once(
+def test_concurrent_wake_requests_wake_a_kernel_once(
     toy_host: StartHost, start_manager: StartManager
 ) -> None:
     host = toy_host()
@@ -397,7 +397,7 @@ def names(host: ToyHost) -> list[str]:
 
 
 @pytest.mark.parametrize("listens", [False, True])
-def test_a_notebook_is_put_away_before_it_hibernates(
+def test_a_notebook_is_saved_before_it_hibernates(
     toy_host: StartHost, start_manager: StartManager, listens: bool
 ) -> None:
     host = toy_host()

@@ -58,7 +58,7 @@ def sessions(host: ToyHost) -> dict[str, dict[str, Any]]:
 # ---------------------------------------------------------------- checkpoints
 
 
-def test_a_checkpoint_has_the_process_and_the_kernel_goes_on(
+def test_a_checkpoint_has_the_process_and_the_kernel_continues(
     toy_host: StartHost, start_manager: StartManager, data: Path
 ) -> None:
     host = toy_host()
@@ -101,7 +101,7 @@ def test_a_kernel_without_a_device_has_a_process_too(
     assert manager.kernel.ask("checkpoint", "two")["forms"] == ["namespace", "process"]
 
 
-def test_a_process_that_cannot_be_saved_is_named_and_goes_on(
+def test_a_process_that_cannot_be_saved_is_named_and_continues(
     toy_host: StartHost, start_manager: StartManager, data: Path
 ) -> None:
     manager = start_manager(toy_host())
@@ -204,7 +204,7 @@ def test_the_process_of_a_checkpoint_takes_the_kernels_place(
     manager.kernel.ask("work", 10)
 
 
-def test_two_notebooks_go_on_from_one_checkpoint(
+def test_two_notebooks_continue_from_one_checkpoint(
     toy_host: StartHost, start_manager: StartManager
 ) -> None:
     host = toy_host("cpu:1GiB@1,cpu:1GiB@1")
@@ -348,7 +348,7 @@ def test_an_agent_that_dies_before_the_kernel_is_replaced_leaves_that_to_the_pro
     assert manager.kernel.ask("checkpoint", "two")["forms"] == ["namespace", "process"]
 
 
-def test_closing_a_session_that_goes_on_from_a_checkpoint_does_not_touch_that(
+def test_closing_a_session_that_continues_from_a_checkpoint_leaves_that_unchanged(
     toy_host: StartHost, start_manager: StartManager
 ) -> None:
     host = toy_host()

@@ -156,7 +156,7 @@ def test_collection_beside_storing_removes_nothing_that_is_needed(tmp_path: Path
     assert chunk_files(root) == named_chunks(store)
 
 
-def test_missing_permission_is_told(tmp_path: Path) -> None:
+def test_missing_permission_is_reported(tmp_path: Path) -> None:
     root = tmp_path / "store"
     storing.put(storing.store_at(root), "ann", "one", 1)
     with workshop(root) as shop:

@@ -58,7 +58,7 @@ def changes(session: str) -> list[str]:
         return [state for (state,) in database.execute(query, (session,))]
 
 
-def test_the_record_says_what_sessions_have_done(toy_host: StartHost) -> None:
+def test_the_record_lists_what_sessions_have_done(toy_host: StartHost) -> None:
     host = toy_host(TWO, **SETTINGS)
     client = host.client("mine", device="cpu:0")
     name = client.session

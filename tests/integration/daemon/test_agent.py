@@ -114,7 +114,7 @@ def test_a_session_may_have_its_own_idle_timeout(toy_host: StartHost) -> None:
 # -------------------------------------------------------------------- suspension on request
 
 
-def test_suspending_and_resuming_twice_is_no_error(toy_host: StartHost) -> None:
+def test_suspending_and_resuming_are_idempotent(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
     client.add(1)
@@ -363,7 +363,7 @@ def test_a_corrupt_log_ends_that_session_alone(toy_host: StartHost) -> None:
             host.call(verb(bad.session))
 
 
-def test_a_session_whose_worker_does_not_start_waits_says_why_and_loses_nothing(
+def test_a_session_whose_worker_does_not_start_waits_reports_why_and_loses_nothing(
     toy_host: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuses = tmp_path / "refuses"
@@ -601,7 +601,7 @@ def test_a_session_whose_kernel_never_started_ends_with_its_opener(toy_host: Sta
     wait_until(lambda: not host.status().sessions)
 
 
-def test_closing_twice_is_no_error(toy_host: StartHost) -> None:
+def test_closing_is_idempotent(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
     client.append("hang")

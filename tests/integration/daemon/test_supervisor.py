@@ -342,7 +342,7 @@ def test_another_process_cannot_take_the_kernels_place(toy_host: StartHost) -> N
     assert client.read() == client.state
 
 
-def test_a_session_whose_device_is_gone_says_so(toy_host: StartHost) -> None:
+def test_a_session_whose_device_is_gone_reports_it(toy_host: StartHost) -> None:
     host = toy_host("cpu:1GiB,cpu:1GiB", devices_after="cpu:1GiB")
     stays, goes = host.client("stays", device="cpu:0"), host.client("goes", device="cpu:1")
     for client in (stays, goes):

@@ -26,7 +26,7 @@ PROGRAMS = ROOT / "tests" / "programs" / "training"
 
 
 @pytest.mark.slow
-def test_training_goes_on_bit_for_bit(runtime_dir: Path, run_program: RunProgram) -> None:
+def test_training_continues_bit_for_bit(runtime_dir: Path, run_program: RunProgram) -> None:
     program = PROGRAMS / "leaving.py"
     env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JUPYTER_SING_DEVICES": "cpu:1GiB@1"}
     plain = run_program(program, "--device", "cpu", proxied=False, env=env)
@@ -65,7 +65,7 @@ def left(agent: OneKernelAgent) -> Left:
     return said
 
 
-def test_nothing_stays_open_and_all_goes_on(agent: OneKernelAgent, process: Process) -> None:
+def test_nothing_stays_open_and_all_continues(agent: OneKernelAgent, process: Process) -> None:
     assert process.ask("grow 100") == "grown"
     assert process.ask("sync") == "done"
     assert process.open_to_the_outside()

@@ -188,7 +188,7 @@ def test_a_cleared_environment_ends_the_tracking(track: Track) -> None:
 
 
 @pytest.mark.parametrize("what", ["missing", "unwritable", "directory", "link"])
-def test_a_journal_that_cannot_be_written_disturbs_nobody(
+def test_a_journal_that_cannot_be_written_disturbs_no_process(
     run: Run, journal: Path, here: Path, tmp_path: Path, what: str
 ) -> None:
     journal.unlink()
@@ -321,7 +321,7 @@ def test_more_paths_than_it_remembers_are_all_noted(track: Track, here: Path) ->
     assert found == set(map(str, range(40000)))
 
 
-def test_large_directories_are_said_to_be_incomplete(
+def test_large_directories_are_reported_as_incomplete(
     track: Track, journal: Path, here: Path
 ) -> None:
     deep = here / "deep"
@@ -362,7 +362,7 @@ def test_a_full_journal_takes_no_more(run: Run, journal: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="chroot is for root")
-def test_a_changed_root_disturbs_nobody(track: Track, here: Path) -> None:
+def test_a_changed_root_disturbs_no_process(track: Track, here: Path) -> None:
     track("os.mkdir('root'); os.chroot('root'); open('/a', 'w').write('text')")
     assert (here / "root" / "a").read_text() == "text"
 

@@ -265,7 +265,7 @@ def test_images_are_for_their_owner_alone(
     assert {file.name: file.read_bytes() for file in images_at.iterdir()} == before
 
 
-def test_clocks_never_go_back(form: Form, answering: SandboxedProgram, tmp_path: Path) -> None:
+def test_clocks_are_monotonic(form: Form, answering: SandboxedProgram, tmp_path: Path) -> None:
     day = 86400
     before = answering.ask("(time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))")
     images_at = save(form, answering, tmp_path / "images")
@@ -487,7 +487,7 @@ def test_a_restore_that_hangs_is_given_up_without_a_trace(
     wait_until(lambda: commands_with(sleep) == [])
 
 
-def test_a_dump_that_hangs_is_given_up_and_the_process_goes_on(
+def test_a_hung_dump_is_cancelled_and_the_process_continues(
     form: Form, answering: SandboxedProgram, tmp_path: Path
 ) -> None:
     hanging = wrapper(tmp_path, form.criu, "exec sleep 86402")
@@ -505,7 +505,7 @@ def test_a_dump_that_hangs_is_given_up_and_the_process_goes_on(
     assert list((tmp_path / "images").iterdir()) == []
 
 
-def test_a_process_goes_on_when_what_was_saved_cannot_be_described(
+def test_a_process_continues_when_what_was_saved_cannot_be_described(
     form: Form, answering: SandboxedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(directory: Path) -> list[images.Mapped]:

@@ -48,7 +48,7 @@ def test_memory_is_granted_in_steps_and_denied_beyond_the_device(toy_host: Start
     assert client.agent.memory_granted == 256 * MIB
 
 
-def test_an_impossible_wish_starts_no_worker(toy_host: StartHost) -> None:
+def test_an_impossible_request_starts_no_worker(toy_host: StartHost) -> None:
     host = toy_host("cpu:64MiB")
     client = host.client()
     assert not client.want(65 * MIB)
@@ -113,7 +113,7 @@ def test_a_cancelled_wait_for_memory_needs_no_more_than_it_has(toy_host: StartHo
         assert second.read() == second.state
 
 
-def test_memory_that_was_granted_and_taken_back_is_asked_for_again(toy_host: StartHost) -> None:
+def test_memory_that_was_granted_and_revoked_is_requested_again(toy_host: StartHost) -> None:
     host = toy_host("cpu:256MiB")
     client = host.client()
     host.work(client, 10 * MIB)
@@ -191,7 +191,7 @@ def test_a_dead_worker_comes_back_while_others_wait(toy_host: StartHost) -> None
     assert second.read() == second.state
 
 
-def test_a_wish_that_comes_while_room_is_made_for_less_gets_its_own_answer(
+def test_a_request_during_an_eviction_for_less_memory_gets_its_own_answer(
     toy_host: StartHost,
 ) -> None:
     host = toy_host("cpu:256MiB", still_seconds=600.0)

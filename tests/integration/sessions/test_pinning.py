@@ -128,7 +128,7 @@ def test_a_pinned_session_comes_back_to_its_device(toy_host: StartHost) -> None:
         assert host.work(client, MIB)["device"] == where
 
 
-def test_wishes_outlive_the_agent(toy_host: StartHost) -> None:
+def test_requests_outlive_the_agent(toy_host: StartHost) -> None:
     host = toy_host(idle_timeout=0.3, **SHORT)
     client = host.client()
     host.work(client, MIB)

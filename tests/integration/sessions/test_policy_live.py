@@ -79,7 +79,7 @@ def test_a_claim_is_believed_from_our_own_user_alone() -> None:
             user_of(wrong, ours)
 
 
-def test_a_number_is_a_uid_only_where_the_policy_says_so(
+def test_a_number_is_a_uid_only_where_the_policy_declares_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A student's number may be another user's uid, or one of another's subordinate uids."""
@@ -144,7 +144,7 @@ def test_a_policy_names_the_affected_users_and_disturbs_no_cell(
     assert said == "It is served as premium with weight 3, in lab, for ada."
 
 
-def test_a_promise_that_cannot_be_kept_is_said_wherever_it_is_decided(toy_host: StartHost) -> None:
+def test_an_unmet_guarantee_is_reported_wherever_it_is_decided(toy_host: StartHost) -> None:
     """One device is promised once, so the second premium session gets nothing of that."""
     host = toy_host(**ENGINE)
     first, second = host.client("first", user="ada"), host.client("second", user="ada")
@@ -183,7 +183,7 @@ def test_an_invalid_or_missing_policy_changes_nothing(toy_host: StartHost) -> No
     assert host.call(GetPolicy()).policy == LAB
 
 
-def test_the_command_line_says_what_it_means_here(
+def test_the_command_line_explains_the_effective_policy(
     toy_host: StartHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = toy_host("cpu:1GiB@1,cpu:1GiB@1", **ENGINE)
@@ -240,7 +240,7 @@ def test_the_file_that_the_environment_names_counts_at_the_start(
     assert host.call(GetPolicy()).policy == LAB
 
 
-def test_a_daemon_whose_policy_cannot_be_read_says_so(
+def test_a_daemon_whose_policy_cannot_be_read_reports_it(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_POLICY", str(runtime_dir / "none.yaml"))
@@ -440,7 +440,7 @@ def served(user: str) -> float:
     return sum(each["served"] for each in found.accounts["users"] if each["user"] == user)
 
 
-def test_the_user_owed_most_goes_first_after_a_controller_restart(
+def test_the_user_owed_most_is_first_after_a_controller_restart(
     toy_host: StartHost, tmp_path: Path
 ) -> None:
     host = toy_host(**ENGINE)

@@ -16,7 +16,7 @@ MANY = 20_000  # records of 16 bytes or more: several times the log's size, so t
 
 
 @pytest.mark.parametrize("why", ["faster than 64.0 KiB", "budget of host memory"])
-def test_a_log_that_cannot_be_kept_is_forgone_and_that_is_said(
+def test_a_log_that_cannot_be_kept_is_forgone_and_reported(
     toy_host: StartHost, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A snapshot that stalls for a day may not be repeated for years; small records are no upload.

@@ -181,7 +181,7 @@ def test_a_session_on_its_way_to_disk_does_not_have_to_arrive_there(
             assert client.read() == client.state
 
 
-def test_without_a_quota_nothing_goes_to_disk(toy_host: StartHost, data_dir: Path) -> None:
+def test_without_a_quota_nothing_is_spilled(toy_host: StartHost, data_dir: Path) -> None:
     host = toy_host(host_memory=1, cold_after=0.01, disk_quota=0)
     client = host.client()
     host.work(client)
@@ -228,7 +228,9 @@ def test_a_session_without_host_memory_and_disk_stays_on_its_device_with_the_rea
     assert host.when(second, "idle")
 
 
-def test_a_damaged_state_is_said_and_not_waited_for(toy_host: StartHost, data_dir: Path) -> None:
+def test_a_damaged_state_is_reported_and_not_waited_for(
+    toy_host: StartHost, data_dir: Path
+) -> None:
     host = toy_host(cold_after=0.01)
     client = host.client()
     host.work(client)

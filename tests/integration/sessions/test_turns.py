@@ -128,7 +128,7 @@ def test_alone_it_is_never_queued(toy_host: StartHost, arbiter: str) -> None:
     host.rested(client)
 
 
-def test_a_cell_that_asks_about_itself_is_answered_when_its_work_is_done(
+def test_a_cell_that_queries_its_own_state_is_answered_when_its_work_is_done(
     toy_host: StartHost, arbiter: str
 ) -> None:
     host = toy_host(**SHORT[arbiter])
@@ -143,7 +143,9 @@ def test_a_cell_that_asks_about_itself_is_answered_when_its_work_is_done(
             assert host.session(client)["state"] == "running"  # for all other sessions
 
 
-def test_a_cell_that_computes_elsewhere_gives_its_turn(toy_host: StartHost, arbiter: str) -> None:
+def test_a_cell_that_computes_elsewhere_releases_its_lease(
+    toy_host: StartHost, arbiter: str
+) -> None:
     host = toy_host(**LONG[arbiter])
     first, second = host.client("first"), host.client("second")
     with first.cell():

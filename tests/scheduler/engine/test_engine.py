@@ -191,7 +191,7 @@ def test_charges_are_conserved() -> None:
     assert held <= sum(served.values()) <= held + switches * 0.9
 
 
-def test_premium_goes_before_basic_at_once() -> None:
+def test_premium_precedes_basic_at_once() -> None:
     host = controller()
     host.open("basic", GB, tier=Tier.BASIC)
     host.submit("basic", 1000.0)
@@ -253,7 +253,7 @@ def test_pinned_memory_stays() -> None:
     assert len(grants(host, "other")) == 1
 
 
-def test_evicted_sessions_go_to_disk_when_the_host_is_full() -> None:
+def test_evicted_sessions_are_spilled_when_the_host_is_full() -> None:
     host = controller(memory=10 * GB, settings=EngineSettings(host_memory=9 * GB))
     for index in range(3):
         host.open(f"s{index}", 8 * GB)
@@ -323,7 +323,7 @@ def test_stale_tokens_and_unknown_sessions_change_nothing() -> None:
     assert host.served("a") == pytest.approx(100.0)
 
 
-def test_closing_twice_is_closing_once() -> None:
+def test_removing_a_session_is_idempotent() -> None:
     host = controller()
     host.open("a", GB)
     host.tell(events.SessionRemoved(0.0, "a"))
@@ -438,7 +438,7 @@ def test_reconfiguration_keeps_running_cells() -> None:
     assert host.holders["node0/gpu0"] == running
 
 
-def test_a_holder_is_contended_while_somebody_waits() -> None:
+def test_a_holder_is_contended_while_a_session_waits() -> None:
     host = controller()
     host.open("a", GB)
     host.submit("a", 100.0)
@@ -562,7 +562,7 @@ def test_a_session_is_pinned_where_it_says_it_is() -> None:
     assert grants(host, "pinned")[-1].devices == ("node0/gpu1",)
 
 
-def test_leases_are_told() -> None:
+def test_leases_are_reported() -> None:
     host = controller(2)
     for name in ("a", "b", "c"):
         host.open(name, GB)
@@ -654,7 +654,7 @@ def test_a_refused_session_is_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("answer", ["stays", "moves", "died", "closed"])
-def test_a_migration_is_answered_and_who_waits_for_it_goes_on(answer: str) -> None:
+def test_a_migration_is_answered_and_its_waiters_continue(answer: str) -> None:
     """A regression: two sessions were stopped forever by one that stayed."""
     host = controller(2, memory=10 * GB)
     host.open("idle", 6 * GB, device="node0/gpu0")

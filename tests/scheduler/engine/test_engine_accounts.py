@@ -155,7 +155,7 @@ def test_writing_down_changes_nothing() -> None:
     assert decided(one, 0.0) == decided(other, 0.0)
 
 
-def test_tokens_go_on() -> None:
+def test_tokens_continue() -> None:
     old = host_of()
     populate(old)
     play(old, [("a0", 1.0, 5.0), ("b0", 1.0, 5.0)])
@@ -197,7 +197,7 @@ def test_a_user_with_more_device_time_stands_behind_after_a_restart() -> None:
     assert users["x"] == 0.0
 
 
-def test_a_cell_goes_on_at_its_level() -> None:
+def test_a_cell_continues_at_its_level() -> None:
     old = host_of()
     populate(old)
     play(old, [("a0", 1000.0, 100.0)])

@@ -72,7 +72,7 @@ class TestDevices:
         assert explained is not None
         assert (explained.position, explained.reason) == (1, said.reason)
 
-    def test_others_do_not_wait_for_who_is_at_a_limit(self) -> None:
+    def test_others_do_not_wait_for_a_user_at_a_limit(self) -> None:
         host = machine(2, QuotaLimits(devices=1))
         for index in range(40):  # more than a round skips
             begin(host, f"s{index}", 1000.0)
@@ -142,7 +142,7 @@ class TestDevices:
         assert held(host, "s") == 0
         assert host.served("other") == 1.0
 
-    def test_a_lower_limit_takes_nothing_away(self) -> None:
+    def test_a_lower_limit_revokes_nothing(self) -> None:
         host = machine(3)
         for index in range(3):
             begin(host, f"s{index}", 50.0)
@@ -187,7 +187,7 @@ class TestDeviceTime:
         host.run_until(4 * DAY)
         assert host.served("s") == pytest.approx(300.0)
 
-    def test_others_go_on(self) -> None:
+    def test_others_continue(self) -> None:
         host = machine(1, QuotaLimits(gpu_seconds_per_day=50.0))
         begin(host, "s", 300.0)
         begin(host, "other", 300.0, user="ada")
@@ -303,7 +303,7 @@ class TestMemory:
             host.run_until(host.now + 0.1)
         assert host.served("one") == host.served("two") == 1.0
 
-    def test_many_who_wait_for_room_come_all(self) -> None:
+    def test_many_waiters_for_memory_are_all_served(self) -> None:
         host = machine(8, QuotaLimits(device_memory=10 * GIB))
         for index in range(30):
             begin(host, f"s{index}", 2.0, memory=4 * GIB)

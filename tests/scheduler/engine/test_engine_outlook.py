@@ -106,7 +106,7 @@ class TestWaits:
 
 
 class TestPlaces:
-    def test_only_who_may_have_the_device_is_before_who_was_pinned_to_it(self) -> None:
+    def test_only_sessions_eligible_for_the_device_are_before_one_pinned_to_it(self) -> None:
         host = machine(2)
         for name, device in (("a", "cpu:0"), ("b", "cpu:1")):
             begin(host, name, 10_000.0, may_preempt=False, bound=device, device=device)
@@ -240,7 +240,7 @@ def test_expected_waits_are_close_to_actual_waits(gpus: int, load: float) -> Non
 
 
 @pytest.mark.slow
-def test_to_ask_changes_no_decision() -> None:
+def test_forecasts_change_no_decision() -> None:
     decided = []
     for every in (0.0, math.inf):
         asked = Asked(Engine(cluster(2).devices(), LIVE), every)

@@ -43,7 +43,7 @@ def together(host: FakeController, step: float) -> None:
         host.tell(events.Measured(host.now, name, 4 * GB, 0.4, step))
 
 
-def test_two_who_permit_it_share_a_device() -> None:
+def test_two_that_permit_it_share_a_device() -> None:
     host = two_programs()
     assert len(said(host, Pack)) == 1
     assert sorted(host.executing(DEVICE)) == ["a", "b"]
@@ -102,7 +102,7 @@ def test_a_pair_stays_together_while_that_is_better(steps: tuple[float, ...], ke
     assert len(host.executing(DEVICE)) == (2 if kept else 1)
 
 
-def test_why_a_pair_is_tried_and_kept_is_said_once() -> None:
+def test_the_reason_for_trying_and_keeping_a_pair_is_reported_once() -> None:
     host = two_programs()
     assert len(said(host, Pack)) == 1
     for _ in range(3):
@@ -115,7 +115,7 @@ def test_why_a_pair_is_tried_and_kept_is_said_once() -> None:
     )
 
 
-def test_why_a_pair_is_parted_is_said() -> None:
+def test_the_reason_for_separating_a_pair_is_reported() -> None:
     host = two_programs()
     together(host, 0.25)
     host.run_until(host.now + 1.0)
@@ -141,7 +141,7 @@ def test_unpacked_pairs_are_retried_after_growing_pauses() -> None:
     assert 60.0 <= tries[0] < 120.0 <= tries[1] < 240.0 <= tries[2]
 
 
-def test_the_other_one_goes_on_when_one_is_done() -> None:
+def test_the_other_one_continues_when_one_is_done() -> None:
     host = two_programs()
     (pack,) = said(host, Pack)
     assert isinstance(pack, Pack)

@@ -165,7 +165,7 @@ class TestTiers:
         account.settle(3600.0)
         assert account.tally == Tally(missed)
 
-    def test_a_promise_is_judged_once_an_hour_however_many_cells_there_were(self) -> None:
+    def test_a_target_is_judged_once_an_hour_however_many_cells_there_were(self) -> None:
         """A regression: it was counted at each cell, 356 times in a minute."""
         account = promised(0.7)
         account.wait(0.0)
@@ -178,7 +178,7 @@ class TestTiers:
         account.settle(3600.0)
         assert account.tally == Tally(1)
 
-    def test_an_hour_begins_when_something_is_asked_for(self) -> None:
+    def test_an_hour_begins_with_a_request(self) -> None:
         account = promised(0.7)
         account.wait(10_000.0)
         account.rest(10_100.0)
@@ -191,7 +191,7 @@ class TestTiers:
         assert account.tally == Tally(5)
 
     @pytest.mark.parametrize(("goal", "missed"), [(0.0, 0), (0.5, 0), (0.7, 1)])
-    def test_only_what_was_promised_is_missed(self, goal: float, missed: int) -> None:
+    def test_only_a_set_target_is_missed(self, goal: float, missed: int) -> None:
         account = promised(goal)
         account.wait(0.0)
         account.execute(400.0)
@@ -199,7 +199,7 @@ class TestTiers:
         account.settle(3600.0)
         assert account.tally == Tally(missed)
 
-    def test_another_promise_begins_another_hour(self) -> None:
+    def test_another_target_begins_another_hour(self) -> None:
         account = promised(0.7)
         account.wait(0.0)
         account.set_goal(0.95, 1800.0)
@@ -207,7 +207,7 @@ class TestTiers:
         account.settle(5400.0)
         assert account.tally == Tally(0)
 
-    def test_an_hour_goes_on_after_a_restart(self) -> None:
+    def test_an_hour_continues_after_a_restart(self) -> None:
         before, after = promised(0.7), promised(0.7, 10_000.0)
         before.wait(0.0)
         before.rest(120.0)

@@ -44,7 +44,7 @@ def work(host: FakeController, names: list[str], load: float, seconds: float, ho
 
 
 @pytest.mark.parametrize("seconds", [0.2, 4.0])
-def test_at_a_low_load_no_promise_is_missed(seconds: float) -> None:
+def test_at_a_low_load_no_target_is_missed(seconds: float) -> None:
     """Eight standard notebooks request a third of two devices in total, with twice their memory."""
     host = machine(2)
     names = [f"s{n}" for n in range(8)]
@@ -93,7 +93,7 @@ def test_a_session_without_the_guarantee_of_its_tier_is_notified_and_is_next() -
     assert [kept for kept, _ in said(host, "third")] == [False, True]
 
 
-def test_a_promise_that_was_made_is_not_taken_for_another_session() -> None:
+def test_a_guarantee_in_effect_is_not_revoked_for_another_session() -> None:
     host = machine(1)
     host.open("older", MIB, tier=Tier.BASIC)
     host.open("newer", MIB, tier=Tier.PREMIUM)
@@ -103,7 +103,7 @@ def test_a_promise_that_was_made_is_not_taken_for_another_session() -> None:
 
 
 @pytest.mark.parametrize(("devices", "premium", "standard"), [(1, 1, 9), (2, 21, 38), (4, 61, 95)])
-def test_to_how_many_sessions_a_promise_can_be_made(
+def test_number_of_sessions_that_can_be_guaranteed(
     devices: int, premium: int, standard: int
 ) -> None:
     for tier, count in ((Tier.PREMIUM, premium), (Tier.STANDARD, standard)):

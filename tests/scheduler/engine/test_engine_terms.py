@@ -70,7 +70,7 @@ class TestPremium:
         return [type(d).__name__ for d in engine.handle(events.CellSubmitted(now, "b"))]
 
     @pytest.mark.parametrize("memory", [0, GB])
-    def test_a_premium_cell_goes_before_a_basic_one_at_once(self, memory: int) -> None:
+    def test_a_premium_cell_precedes_a_basic_one_at_once(self, memory: int) -> None:
         engine, now = self.begun(Tier.BASIC, memory=memory)
         assert self.comes(engine, Tier.PREMIUM, now) == ["Preempt"]
 
@@ -123,7 +123,7 @@ class TestPremium:
         )
         assert at == pytest.approx(begun + LIVE.run_min)
 
-    def test_a_second_premium_session_goes_before_a_basic_one_as_well(self) -> None:
+    def test_a_second_premium_session_precedes_a_basic_one_as_well(self) -> None:
         host = machine(1, LIVE)
         begin(host, "one", 0.1, tier=Tier.PREMIUM)
         host.run_until(5.0)
@@ -148,13 +148,13 @@ class TestHold:
             if isinstance(d, Preempt):
                 assert at - begins[d.token] <= 30.0 + 1e-6
 
-    def test_without_others_it_goes_on(self) -> None:
+    def test_without_others_it_continues(self) -> None:
         host = machine(1, EngineSettings(max_hold={Tier.STANDARD: 5.0}))
         begin(host, "alone", 100.0)
         host.run_until(200.0)
         assert stopped(host) == []
 
-    def test_even_a_longer_cell_of_a_lower_tier_goes_first_then(self) -> None:
+    def test_even_a_longer_cell_of_a_lower_tier_runs_first_then(self) -> None:
         host = machine(1, EngineSettings(max_hold={Tier.PREMIUM: 20.0}))
         begin(host, "basic", 1000.0, tier=Tier.BASIC)
         host.run_until(500.0)
@@ -372,7 +372,7 @@ class TestExplain:
         assert explained is not None
         assert explained.reason == "long stops first"
 
-    def test_many_who_wait_are_not_compared_one_by_one(self) -> None:
+    def test_many_waiters_are_not_compared_one_by_one(self) -> None:
         host = machine(1)
         begin(host, "rigid", 50.0, may_preempt=False)
         for index in range(200):

@@ -65,7 +65,7 @@ RACKS = [rack("n0", "n1"), rack("n2", "n3")]
         ({"A": promise(rack=1, node=1, switch=1), "B": promise(gpu=3)}, 1, 3, 2),
     ],
 )
-def test_promises_beyond_what_is_there_are_refused(
+def test_guarantees_beyond_the_cluster_are_refused(
     virtual: dict[str, Any], level: int, need: int, available: int
 ) -> None:
     name = ("gpu", "switch", "node", "rack")[level - 1]
@@ -135,7 +135,7 @@ def nodes(**sizes: int) -> dict[str, list[str]]:
     return {name: [f"{name}/gpu{i}" for i in range(size)] for name, size in sizes.items()}
 
 
-def test_a_number_of_devices_is_promised_in_large_cells() -> None:
+def test_a_number_of_devices_is_guaranteed_in_large_cells() -> None:
     configuration = Configuration.of_nodes(nodes(a=8, b=8, c=6), {"A": 13, "B": 0, "C": 9})
     promised = {vc.name: vc.cells for vc in configuration.virtual_clusters}
     assert [level.leaves for level in configuration.chains[0].levels] == [1, 2, 4, 8]
@@ -154,7 +154,7 @@ def test_a_number_of_devices_is_promised_in_large_cells() -> None:
     )
 
 
-def test_more_devices_than_there_are_cannot_be_promised() -> None:
+def test_more_devices_than_there_are_cannot_be_guaranteed() -> None:
     with pytest.raises(ConfigurationError, match="promised 9 devices, and there are 8"):
         Configuration.of_nodes(nodes(a=4, b=4), {"A": 4, "B": 5})
     with pytest.raises(ConfigurationError, match="'a' has no devices"):
@@ -199,7 +199,7 @@ def test_a_guarantee_is_taken_back_from_opportunistic_groups() -> None:
     check(lease.cluster)
 
 
-def test_a_promise_is_never_at_another_virtual_clusters_cost() -> None:
+def test_a_guarantee_is_never_at_another_virtual_clusters_cost() -> None:
     lease = leases({"a": 2, "b": 2}, {"A": 2, "B": 2})
     for index in range(2):
         assert isinstance(lease.place(f"s{index}", "A", 0, 1, []), Bound)
@@ -225,7 +225,7 @@ def test_a_lower_priority_becomes_opportunistic_while_there_is_room() -> None:
     assert lease.place("theirs", "B", 0, 2, []) == Victims(first.devices, ("low",))
 
 
-def test_a_cancelled_preemption_gives_its_victim_the_promise_back() -> None:
+def test_a_cancelled_preemption_restores_its_victims_guarantee() -> None:
     lease = leases({"a": 2}, {"A": 2})
     lease.place("low", "A", 0, 2, [])
     assert isinstance(lease.place("high", "A", 1, 2, []), Victims)
@@ -236,7 +236,7 @@ def test_a_cancelled_preemption_gives_its_victim_the_promise_back() -> None:
     check(lease.cluster)
 
 
-def test_preferred_devices_are_used_where_nobody_loses_by_it() -> None:
+def test_preferred_devices_are_used_where_no_session_loses_by_it() -> None:
     lease = leases({"a": 4, "b": 4, "c": 4}, {"A": 4, "B": 4})
     assert lease.place("s0", "A", 0, 1, ["b/gpu2"]) == Bound(("b/gpu2",), guaranteed=True)
     # Its promise is one cell, which is bound to node b now.
@@ -269,7 +269,7 @@ def test_with_fewer_preferred_devices_than_needed_they_are_among_them() -> None:
     assert "a/gpu1" in answer.devices
 
 
-def test_if_somebody_has_to_leave_anyway_it_is_on_the_preferred_device() -> None:
+def test_a_necessary_preemption_is_on_the_preferred_device() -> None:
     lease = leases({"a": 1, "b": 1, "c": 1}, {"A": 1})
     for name in ("a", "b", "c"):
         lease.place(name, "A", -1, 1, [f"{name}/gpu0"])
@@ -436,7 +436,7 @@ def test_another_configuration_leaves_everybody_where_they_are() -> None:
     check(lease.cluster)
 
 
-def test_a_preference_does_not_break_up_what_others_are_promised() -> None:
+def test_a_preference_does_not_break_up_what_others_are_guaranteed() -> None:
     sizes, promises = {"a": 2, "b": 2}, {"A": 1, "C": 1}
     free = leases(sizes, promises)
     tight = leases(sizes, promises | {"B": 2})

@@ -156,7 +156,9 @@ def test_normal_operations(normal: ComparedCluster) -> None:
     delete_all(normal)
 
 
-def test_without_lazy_preemption_who_holds_the_cells_is_the_victim(normal: ComparedCluster) -> None:
+def test_without_lazy_preemption_the_holder_of_the_cells_is_the_victim(
+    normal: ComparedCluster,
+) -> None:
     normal.expect("pod26")
 
 

@@ -142,7 +142,7 @@ CASES: dict[str, tuple[str, str, list[SessionUse], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_differences_say_who_is_affected_and_how(case: str) -> None:
+def test_differences_list_affected_users_and_effects(case: str) -> None:
     old, new, sessions, expected = CASES[case]
     found = differences(parse(old), parse(new), sessions)
     assert [str(each) for each in found] == expected
@@ -150,7 +150,7 @@ def test_differences_say_who_is_affected_and_how(case: str) -> None:
 
 @settings(STEADY, max_examples=25)
 @given(policies(), policies())
-def test_no_change_is_told_and_every_change_can_be(old: Policy, new: Policy) -> None:
+def test_no_change_is_reported_and_every_change_can_be(old: Policy, new: Policy) -> None:
     sessions = [running("ada"), resting("no")]
     assert differences(old, old, sessions) == ()
     there, back = differences(old, new, sessions), differences(new, old, sessions)

@@ -256,7 +256,7 @@ def test_hostile_text_is_refused(what: str) -> None:
     assert str(caught.value).isprintable()
 
 
-def test_bytes_and_text_say_the_same() -> None:
+def test_bytes_and_text_are_equivalent() -> None:
     for text in EXAMPLES.values():
         assert parse(text) == parse(text.encode()) == parse("\ufeff" + text)
 
@@ -287,7 +287,7 @@ def test_written_policies_are_read_again(policy: Policy) -> None:
     assert parse(dump(policy)) == policy
 
 
-def test_a_policy_that_says_nothing_is_written_as_nothing() -> None:
+def test_an_empty_policy_is_written_as_nothing() -> None:
     assert dump(Policy()) == "{}\n"
     assert parse("{}") == Policy()
 

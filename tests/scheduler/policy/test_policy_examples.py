@@ -55,13 +55,13 @@ def test_examples_resolve_as_recorded(example: str, user: str) -> None:
     ) == SAID[example, user]
 
 
-def test_every_example_is_asked_about_three_users() -> None:
+def test_every_example_is_resolved_for_three_users() -> None:
     assert {path.stem for path in (DOCS / "policies").iterdir()} == set(EXAMPLES)
     for example in EXAMPLES:
         assert sum(asked == example for asked, _ in SAID) >= 3
 
 
-def test_a_course_turns_strangers_away() -> None:
+def test_a_course_refuses_other_users() -> None:
     found = resolve(parse(EXAMPLES["course"]), "eve")
     assert not found.admitted
     assert found.decided[0].path == "others.admitted"
@@ -94,7 +94,7 @@ def test_the_page_shows_every_key() -> None:
     assert keys == {key for key in keys if f"`{key}`" in PAGE}
 
 
-def test_the_page_says_what_is_built_in() -> None:
+def test_the_page_documents_the_defaults() -> None:
     built_in = resolve(parse("{}"), "anybody")
     assert (built_in.tier, built_in.weight, built_in.packing) == (Tier.STANDARD, 1, False)
     assert (built_in.terms.suspend_after, built_in.terms.hibernate_after) == (600, math.inf)

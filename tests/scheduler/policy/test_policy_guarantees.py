@@ -40,7 +40,7 @@ def test_cells_are_guaranteed_by_level() -> None:
     assert (leases.free("physics"), leases.free("biology")) == (16, 12)
 
 
-def test_a_policy_that_counts_nothing_needs_somebody_who_does() -> None:
+def test_a_policy_without_devices_needs_them_from_the_caller() -> None:
     policy = parse(EXAMPLES["laptop"])
     assert configuration(policy) is None
     found = configuration(policy, {"here": ["cuda:0"]})

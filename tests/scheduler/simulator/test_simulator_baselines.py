@@ -47,7 +47,7 @@ def test_a_culled_session_queues_again() -> None:
     assert waits(outcome, "a")[1] == 3811.0 - 1910.0
 
 
-def test_first_come_first_served_overtakes_nobody() -> None:
+def test_first_come_first_served_overtakes_no_session() -> None:
     workload = arranged(
         [
             session("a", (0, 10)),
@@ -60,7 +60,7 @@ def test_first_come_first_served_overtakes_nobody() -> None:
     assert waits(outcome, "c") == [18.0]  # a device was free all the time until 10
 
 
-def test_a_cell_goes_where_it_is_resident() -> None:
+def test_a_cell_runs_where_it_is_resident() -> None:
     workload = arranged(
         [
             session("a", (0, 10), (10, 10), memory=9 * GB),
@@ -108,7 +108,7 @@ def test_a_holder_that_comes_back_in_time_keeps_the_lock() -> None:
     assert waits(outcome, "b") == [24.0]
 
 
-def test_quanta_that_nobody_waits_for_cut_nothing() -> None:
+def test_quanta_without_waiters_cut_nothing() -> None:
     workload = arranged([session("a", (0, 100)), session("b", (70, 5))])
     cluster = instant(1)
     audit = Audit(Nvshare(cluster.devices()))
@@ -159,7 +159,7 @@ def test_a_gang_is_chosen_when_its_devices_can_be_stopped() -> None:
     assert grants == [("node0/gpu0", "node0/gpu1")]
 
 
-def test_a_baseline_knows_what_it_does_not_know() -> None:
+def test_a_baseline_lists_what_it_does_not_model() -> None:
     with pytest.raises(NotImplementedError, match="BandwidthMeasured"):
         BASELINES["fcfs"]([]).handle(BandwidthMeasured(0.0, "node0/gpu0", 1e9, 0.1))
 

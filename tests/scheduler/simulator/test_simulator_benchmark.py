@@ -23,7 +23,7 @@ SMALL = scheduler.Setting(
 )
 
 
-def test_small_benchmark_says_what_is_met_and_what_is_not(
+def test_small_benchmark_reports_what_is_met_and_what_is_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(scheduler, "SETTINGS", (SMALL,))

@@ -55,7 +55,7 @@ def test_users_get_a_table(rows: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(lines) == 4
 
 
-def test_switching_is_what_it_is_said_to_be(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_switching_takes_the_documented_time(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["simulate", "--workload", rows, "--gpus", "2", "--json"]
     assert commands.main([*arguments, "--switch", "3", "--bandwidth", "4"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["results"]

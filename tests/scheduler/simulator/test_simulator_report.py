@@ -40,7 +40,7 @@ def test_times_to_gpu_are_those_of_all_cells() -> None:
     assert (found.utilisation, found.finished_days) == (0.5, 10.0)
 
 
-def test_short_and_long_cells_are_told_by_what_they_compute() -> None:
+def test_short_and_long_cells_are_distinguished_by_their_computation() -> None:
     cells = [
         cell(5.0, 60.0),  # short and late
         cell(1.0, 1.0),  # short and in time
@@ -132,7 +132,7 @@ def test_fragmentation_is_a_mean_over_time() -> None:
     assert report.measure("fcfs", outcome).fragmentation == pytest.approx(5 / 40)
 
 
-def test_demand_is_the_mean_of_what_was_asked_for() -> None:
+def test_demand_is_the_mean_of_what_was_requested() -> None:
     workload = arranged([session("a", (0, 30)), session("b", (10, 10))])
     cluster = instant(1)
     outcome = run(workload, cluster, BASELINES["fcfs"](cluster.devices()))

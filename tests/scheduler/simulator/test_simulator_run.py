@@ -134,7 +134,7 @@ def test_co_residents_switch_for_nothing() -> None:
     assert outcome.swaps == 0
 
 
-def test_preempted_cells_go_on_where_they_were() -> None:
+def test_preempted_cells_continue_where_they_were() -> None:
     script = Script(
         {
             (CellSubmitted, "a"): [grant("a", 1)],

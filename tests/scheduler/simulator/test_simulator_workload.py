@@ -143,7 +143,7 @@ def test_a_quantile_is_a_value_that_so_many_do_not_exceed() -> None:
     assert quantile([], 0.5) == 0.0
 
 
-def test_a_chain_that_is_cut_by_the_end_goes_on_at_the_beginning() -> None:
+def test_a_chain_that_is_cut_by_the_end_continues_at_the_beginning() -> None:
     cells = [Cell(5, 10), Cell(10, 10), Cell(20, 10)]
     assert week.placed(cells, 100, 0.1) == [[(10, 10), (30, 10), (60, 10)]]
     # The second would end at 102: it is placed at the beginning, and all are later by 8.
@@ -236,7 +236,7 @@ def openb_lines(name: str) -> list[str]:
     return (OPENB / name).read_text("utf-8").splitlines(keepends=True)
 
 
-def test_openb_is_what_its_readme_says() -> None:
+def test_openb_matches_its_readme() -> None:
     lines = openb_lines("openb_gpu_pods.csv")
     assert openb.is_pods(lines[0])
     assert not openb.is_pods(HEADER)

@@ -103,7 +103,7 @@ def test_connecting_waits_until_the_process_has_reattached(away: Absence, tmp_pa
     assert refused == ["no-daemon"]
 
 
-def test_a_return_is_heard_of(away: Absence) -> None:
+def test_reattaching_is_notified(away: Absence) -> None:
     before = away.returns
     away.begin(0.0)
     thread = started(lambda: away.end(Return(restored=True)))
@@ -183,18 +183,18 @@ def test_a_kernel_that_cannot_take_its_place_does_not_join(
         activation.state.restored(Woken(True, "s", str(tmp_path / "missing")))
 
 
-def test_history_that_cannot_go_on_is_off() -> None:
+def test_history_that_cannot_continue_is_off() -> None:
     history = SimpleNamespace(enabled=True)
     begin_history(history)
     assert history.enabled is False
 
 
-def test_no_handler_of_exceptions_lets_a_restored_cell_go_on() -> None:
+def test_no_handler_of_exceptions_lets_a_restored_cell_continue() -> None:
     assert not issubclass(Restored, Exception)
     assert Restored("mine")._render_traceback_() == ["Restored 'mine' (its process)."]
 
 
-def test_a_yielding_connection_is_asked_to_close(away: Absence, control: Control) -> None:
+def test_a_yielding_connection_is_requested_to_close(away: Absence, control: Control) -> None:
     def listen() -> None:
         with away.giving_way(control.abort) as way:
             there.set()
@@ -212,7 +212,7 @@ def test_a_yielding_connection_is_asked_to_close(away: Absence, control: Control
     away.end(Return())
 
 
-def test_a_connection_made_during_detaching_is_asked_at_once(away: Absence) -> None:
+def test_a_connection_made_during_detaching_is_requested_to_close_at_once(away: Absence) -> None:
     away.begin(0.0)
     calls = []
     with away.giving_way(lambda: calls.append(1)) as way:

@@ -33,7 +33,7 @@ def test_a_directory_that_others_may_write_to_is_refused(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_a_directory_of_somebody_else_is_refused(
+def test_a_directory_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.chown(tmp_path, 12345, 12345)
@@ -166,7 +166,7 @@ class TestTheSystemsSocket:
             paths.socket_path()
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-    def test_in_a_rootless_container_it_is_said_what_to_do(self, system: Path) -> None:
+    def test_in_a_rootless_container_the_error_suggests_what_to_do(self, system: Path) -> None:
         nobody = ownership.overflow_uid()
         os.chown(system, nobody, nobody)
         os.chown(system / "agent.sock", nobody, nobody)

@@ -59,7 +59,7 @@ def test_ids_are_hints_beside_names() -> None:
         (2, None, "Place 2 in the queue."),
     ],
 )
-def test_turns_are_said_and_can_be_left_out(
+def test_turns_are_listed_and_can_be_omitted(
     position: int, seconds: float | None, text: str
 ) -> None:
     assert turn(position, seconds) == text

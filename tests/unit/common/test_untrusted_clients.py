@@ -31,7 +31,7 @@ from kernelproxy.common.ipc.peer import Owner, check_forked, check_path
 from kernelproxy.common.protocol import OpenSession, snapshot_tables
 
 
-def test_an_owner_is_who_the_kernel_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_comes_from_peer_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "of root's")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     ours, theirs = socket.socketpair()

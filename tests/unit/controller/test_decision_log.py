@@ -89,7 +89,7 @@ def test_a_failed_write_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "cannot be written down" in caplog.text
 
 
-def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_reported_as_such(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"no database" * 1000)
     with pytest.raises(ControlError, match="cannot be read"):
         read(tmp_path, ONE, 5)

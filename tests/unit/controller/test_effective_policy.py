@@ -57,7 +57,7 @@ def test_without_a_policy_everybody_is_equal() -> None:
         ("bob", "basic", Tier.BASIC),
     ],
 )
-def test_a_wish_is_for_what_the_policy_gives_or_less(
+def test_a_requested_tier_is_limited_by_the_policy(
     user: str, requested: str | None, tier: Tier
 ) -> None:
     found = HostPolicy(LAB, TWO).standing(user, requested)
@@ -79,7 +79,7 @@ def test_the_engine_gets_the_numbers() -> None:
     assert found.max_hold == {Tier.BASIC: 300.0}
 
 
-def test_the_agent_is_told_what_the_policy_says_and_nothing_else() -> None:
+def test_the_agent_is_notified_of_the_policys_values_and_nothing_else() -> None:
     rules = HostPolicy(LAB, TWO)
     assert rules.allowance("ada", Tier.PREMIUM) == Allowance(
         None, None, GIB, "premium", device_memory=GIB

@@ -39,7 +39,7 @@ def test_a_known_switch_cost_is_not_sent_again() -> None:
         assert bandwidth.measured(size, 1.1 * BELIEVED.seconds(size)) is None
 
 
-def test_equal_sizes_tell_the_constant() -> None:
+def test_equal_sizes_determine_the_constant() -> None:
     found = last(Bandwidth(BELIEVED), [200 * MIB] * 8, Rate(2e9, 0.5))
     assert found.bytes_per_second == BELIEVED.bytes_per_second
     assert found.seconds(200 * MIB) == pytest.approx(Rate(2e9, 0.5).seconds(200 * MIB))

@@ -74,7 +74,7 @@ def test_an_unknown_wait_is_not_estimated(seconds: float | None, words: str) -> 
     assert (found.position, found.seconds, found.reason) == (1, None, words)
 
 
-def test_estimates_for_all_sessions_ask_the_engine_once() -> None:
+def test_estimates_for_all_sessions_query_the_engine_once() -> None:
     looks = Looks(mine=ExplainedWait(1, 1.0, "Room"), others=ExplainedWait(2, 2.0, "Room"))
     for session in looks.outlooks.waiting():
         looks.said(session)

@@ -118,7 +118,7 @@ def test_a_gpu_whose_file_cannot_be_opened_is_used_and_that_is_logged(
     assert caplog.text.count("nothing keeps other daemons from it") == 2
 
 
-def test_the_doctor_says_who_owns_a_device(
+def test_the_doctor_reports_the_owner_of_a_device(
     gpus: list[Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = replace(gpus[1], node=f"{gpus[1].node}.missing")

@@ -284,7 +284,7 @@ def policy(tmp_path: Path) -> Path:
     return file
 
 
-def test_policy_apply_shows_affected_users_before_it_asks(
+def test_policy_apply_shows_affected_users_before_confirmation(
     fake_daemon: FakeDaemon, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = f"{AFFECTED['text']}\n{NOTES[0]}\n"

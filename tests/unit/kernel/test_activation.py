@@ -88,7 +88,7 @@ def test_a_failure_before_the_import_leaves_torch_alone(
         ({"SING_REASON": "torch 9 is too new"}, "torch 9 is too new"),
     ],
 )
-def test_the_reason_is_told_when_torch_is_imported(
+def test_the_reason_is_reported_when_torch_is_imported(
     fake_torch: Path, runtime_dir: Path, env: dict[str, str], reason: str
 ) -> None:
     code = "import sys\nactivate()\nprint('quiet', file=sys.stderr)\nimport torch"

@@ -87,7 +87,7 @@ def test_cells_of_subshells_are_counted_for_themselves(state: activation.Activat
     assert state.cells == 0
 
 
-def test_a_client_that_joins_in_mid_cell_hears_of_it(state: activation.Activation) -> None:
+def test_a_client_that_joins_in_mid_cell_is_notified_of_it(state: activation.Activation) -> None:
     class Client:
         heard: list[int] = []  # noqa: RUF012
 
@@ -101,7 +101,7 @@ def test_a_client_that_joins_in_mid_cell_hears_of_it(state: activation.Activatio
     assert client.heard == [1, -1]
 
 
-def test_cells_are_told_over_the_link_until_the_client_has_joined(
+def test_cells_are_reported_over_the_link_until_the_client_has_joined(
     state: activation.Activation,
 ) -> None:
     class Listening:
@@ -135,7 +135,7 @@ def test_cells_are_told_over_the_link_until_the_client_has_joined(
     assert state.listening is None
 
 
-def test_a_wish_that_is_withdrawn_is_not_carried_out(
+def test_a_request_that_is_withdrawn_is_not_carried_out(
     state: activation.Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callbacks: list[Any] = []
@@ -154,7 +154,7 @@ def test_a_wish_that_is_withdrawn_is_not_carried_out(
     assert carried == ["two"]
 
 
-def test_a_cell_that_is_asked_for_in_the_middle_of_another_is_told(
+def test_a_cell_requested_during_another_is_reported(
     state: activation.Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
@@ -286,7 +286,7 @@ def test_suspend_and_resume(
     assert capsys.readouterr().out == "Resumed on Simulated GPU 0. Idle.\n"
 
 
-def test_migrate_says_what_it_cost(
+def test_migrate_reports_its_cost(
     fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert magics.sing("migrate cpu:1") is None
@@ -329,7 +329,7 @@ def test_errors_are_one_line(
     assert printed.err.count("\n") == 1
 
 
-def test_without_a_session_the_reason_is_told(
+def test_without_a_session_the_reason_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(activation.state, "_current", activation.Activation())

@@ -493,7 +493,7 @@ def test_device_storages_are_saved_by_number() -> None:
     assert after["small"].tolist() == [1, 1, 1]
 
 
-def test_device_storages_of_omitted_variables_are_not_asked_for(sock: socket.socket) -> None:
+def test_device_storages_of_omitted_variables_are_not_requested(sock: socket.socket) -> None:
     device = FakeDevice()
     lost, kept = device.put(torch.zeros(5000)), device.put(torch.zeros(6000))
     captured = capture({"bad": [lost, sock], "good": kept}, device)

@@ -148,7 +148,7 @@ def test_a_mode_alone_is_put_back_without_writing(tmp_path: Path) -> None:
     assert (stat.S_IMODE(file.stat().st_mode), file.stat().st_ino) == (0o600, inode)
 
 
-def test_directories_that_were_not_there_go_if_they_are_empty(tmp_path: Path) -> None:
+def test_directories_that_were_absent_are_removed_if_empty(tmp_path: Path) -> None:
     new = tmp_path / "new"
     saved = Saved(new, new / "sub", new / "sub" / "file")
     (new / "sub").mkdir(parents=True)
@@ -258,7 +258,7 @@ def no_content(state: FileState) -> Iterator[list[bytes]]:
     yield []
 
 
-def test_a_state_gives_nobody_special_rights(tmp_path: Path) -> None:
+def test_a_state_grants_no_special_rights(tmp_path: Path) -> None:
     state = FileState(tmp_path / "file", PathKind.FILE, 0o6755, OLD, 4)
     put_back([state], lambda state: contextlib.nullcontext([b"text"]), tmp_path / "aside")
     assert stat.S_IMODE(state.path.stat().st_mode) == 0o755

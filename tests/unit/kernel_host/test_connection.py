@@ -22,7 +22,7 @@ INFO: dict[str, Any] = {
 }
 
 
-def test_a_private_file_says_the_same_but_for_where(tmp_path: Path) -> None:
+def test_a_private_file_differs_only_in_its_location(tmp_path: Path) -> None:
     where = private(official(INFO))
     path = tmp_path / "kernel.json"
     path.write_text("longer than what will be there" * 100)

@@ -153,7 +153,7 @@ def test_numbers_may_be_packed() -> None:
 # ---------------------------------------------------------------- what is changed
 
 
-def test_sizes_of_files_that_are_not_mapped_are_forgotten(tmp_path: Path) -> None:
+def test_sizes_of_files_that_are_not_mapped_are_dropped(tmp_path: Path) -> None:
     private, shared = message(f4=2, f5=5, f7=1 << 6), message(f4=3, f5=3, f7=1 << 7)
     files = [regular(1, "/exe", 10), regular(2, "/lib", 20), regular(3, "/map", 30)]
     files.append(regular(4, "/log", 40))
@@ -383,7 +383,7 @@ def test_digests_are_computed_once(
         assert mapped(file)[1].digest != noted.digest
 
 
-def test_removed_files_are_not_looked_at(tmp_path: Path, cache: Path) -> None:
+def test_removed_files_are_not_checked(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "library"
     file.write_bytes(b"content")
     source, _ = mapped(file)

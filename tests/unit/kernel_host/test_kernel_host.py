@@ -61,7 +61,7 @@ def kernel_host_pid() -> int:
         return credentials(sock)[0]
 
 
-def test_a_kernel_is_signalled_and_its_end_is_told(begin: Begin) -> None:
+def test_a_kernel_is_signalled_and_its_end_is_notified(begin: Begin) -> None:
     kernel = begin()
     assert (kernel.poll(), kernel.session) == (None, "s1")
     assert os.getsid(kernel.pid) == kernel.pid

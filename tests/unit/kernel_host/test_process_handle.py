@@ -43,7 +43,7 @@ def test_its_end_is_the_kernels(start: Start) -> None:
     assert body.poll() == 3
 
 
-def test_a_saved_process_is_away_and_another_one_may_come(start: Start) -> None:
+def test_a_saved_process_is_detached_and_another_one_may_attach(start: Start) -> None:
     first, second = start(), start()
     body = Body(first, first.pid)
     body.leave()
@@ -80,7 +80,7 @@ def test_the_one_before_is_ended(start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_kernel_that_is_away_ends_at_once(start: Start, number: signal.Signals) -> None:
+def test_a_detached_kernel_ends_at_once(start: Start, number: signal.Signals) -> None:
     process = start()
     body = Body(process, process.pid)
     body.leave()

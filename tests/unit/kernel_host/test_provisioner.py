@@ -156,7 +156,7 @@ class ProvisionedProcess:
 
 
 @pytest.mark.parametrize("end", ["crash", "exit", "asked", "killed", "terminated"])
-def test_a_death_is_told_from_an_end_that_was_wanted(
+def test_a_death_is_distinguished_from_an_end_that_was_wanted(
     fake_daemon: FakeDaemon, make: Make, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = make()
@@ -225,7 +225,7 @@ def test_a_death_is_an_event_that_names_the_command(
     assert (event["checkpoint"], event["command"]) == ("before-lunch", "%sing restore before-lunch")
 
 
-def test_a_death_while_there_is_no_daemon_is_told_at_the_next_start(
+def test_a_death_while_there_is_no_daemon_is_reported_at_the_next_start(
     make: Make, runtime_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = make()
@@ -248,7 +248,7 @@ def test_a_death_while_there_is_no_daemon_is_told_at_the_next_start(
         second.close()
 
 
-def test_a_session_knows_its_notebook_and_when_to_be_put_away(
+def test_a_session_has_its_notebook_and_when_to_be_saved(
     fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_CHECKPOINT_EVERY", "600")
@@ -316,7 +316,7 @@ def test_an_unsupported_torch_is_explained_in_the_kernel(
     assert fake_daemon.requests == []
 
 
-def test_without_a_daemon_the_kernel_starts_and_knows_why(
+def test_without_a_daemon_the_kernel_starts_and_receives_the_reason(
     runtime_dir: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SING_SOCKET", str(runtime_dir / "nobody.sock"))
@@ -357,7 +357,7 @@ def test_idle_timeout_comes_from_the_environment(
         ({"JUPYTER_SING_USER": "", "JUPYTERHUB_USER": "grace"}, "grace"),
     ],
 )
-def test_a_session_is_for_whom_the_environment_names(
+def test_a_session_is_for_the_user_named_in_the_environment(
     variables: dict[str, str],
     user: str,
     fake_daemon: FakeDaemon,
@@ -371,7 +371,7 @@ def test_a_session_is_for_whom_the_environment_names(
     assert fake_daemon.requests[0].user == user
 
 
-def test_hibernation_is_off_unless_it_is_asked_for(
+def test_hibernation_is_off_unless_it_is_requested(
     fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch(make())
@@ -381,7 +381,7 @@ def test_hibernation_is_off_unless_it_is_asked_for(
     assert [each.hibernate_timeout for each in opened] == [0.0, 3600.0]
 
 
-def test_a_kernel_knows_why_its_process_cannot_be_saved(
+def test_a_kernel_receives_the_reason_why_its_process_cannot_be_saved(
     fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, env = launch(make(), SING_PROCESS_REASON="old")

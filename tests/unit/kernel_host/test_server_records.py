@@ -69,7 +69,7 @@ def test_servers_that_run_at_once_share_nothing(taken: ServerDirectory) -> None:
         json.dumps({"version": 1, **vars(RECORD)}),  # of the same kernel, under another name
     ],
 )  # fmt: skip
-def test_a_damaged_record_is_removed_and_told_once(taken: ServerDirectory, text: str) -> None:
+def test_a_damaged_record_is_removed_and_reported_once(taken: ServerDirectory, text: str) -> None:
     taken.write(RECORD)
     (taken.path / "torn.kernel").write_text(text)
     records, problems = taken.records()

@@ -123,7 +123,7 @@ def test_requests_before_the_kernel_starts_wait_for_it(wiring: Wiring) -> None:
     assert kernel.asked == ["early"]
 
 
-def test_a_kernel_is_asked_nothing_until_its_output_arrives(wiring: Wiring) -> None:
+def test_a_kernel_receives_no_request_until_its_output_arrives(wiring: Wiring) -> None:
     client = wiring.subscribed()
     asked = client.run("first")
     kernel, where = wiring.kernel(mute=3)
@@ -139,7 +139,7 @@ def test_large_messages_and_their_buffers_pass(wiring: Wiring) -> None:
     assert tuple(map(bytes, client.hear()["buffers"])) == buffers
 
 
-def test_each_client_types_what_it_is_asked_for(wiring: Wiring) -> None:
+def test_each_client_answers_its_own_input_request(wiring: Wiring) -> None:
     wiring.connected()
     first, second = wiring.subscribed(), wiring.client()
     assert second.beats()  # now its channels are connected
@@ -169,7 +169,7 @@ def test_held_requests_wait_and_replies_pass(wiring: Wiring) -> None:
     assert client.hear("control")["parent_header"]["msg_id"] == held[1]
 
 
-def test_holding_waits_for_all_that_was_asked(wiring: Wiring) -> None:
+def test_holding_waits_for_all_requests(wiring: Wiring) -> None:
     kernel, client = wiring.connected(), wiring.client()
     client.ask("comm_msg")
     client.ask("unknown_request")
@@ -257,7 +257,7 @@ def test_a_kernel_that_does_not_finish_is_not_replaced(wiring: Wiring) -> None:
     assert new.asked == []
 
 
-def test_nothing_that_a_process_beside_says_is_shown(wiring: Wiring) -> None:
+def test_output_of_a_process_beside_is_not_shown(wiring: Wiring) -> None:
     wiring.connected("old: ")
     client = wiring.subscribed()
     wiring.proxy.pause()
@@ -286,7 +286,7 @@ def test_an_unresponsive_process_does_not_become_the_kernel(wiring: Wiring) -> N
     assert old.asked == ["cell"]
 
 
-def test_a_process_that_lacked_the_key_is_asked_again(wiring: Wiring) -> None:
+def test_a_process_that_lacked_the_key_is_probed_again(wiring: Wiring) -> None:
     wiring.hibernate(wiring.connected())
     _, where = wiring.kernel("new: ", deaf=2)
     wiring.return_as(where)
@@ -301,7 +301,7 @@ def test_a_hibernating_kernel_answers_heartbeats_and_welcomes_clients(wiring: Wi
     assert not wiring.process_requests.acquire(blocking=False)
 
 
-def test_the_first_request_asks_for_a_process_and_all_are_answered_in_order(wiring: Wiring) -> None:
+def test_the_first_request_requests_a_process_and_all_are_answered_in_order(wiring: Wiring) -> None:
     old, first, second = wiring.connected(), wiring.subscribed(), wiring.client()
     wiring.hibernate(old)
     asked = [first.run(f"cell {number}") for number in range(50)]
@@ -377,7 +377,7 @@ def test_its_ports_are_free_as_soon_as_it_is_closed(wiring: Wiring) -> None:
         wiring.proxy.hold(0.0)
 
 
-def test_ports_that_are_taken_are_said(wiring: Wiring) -> None:
+def test_ports_that_are_taken_are_reported(wiring: Wiring) -> None:
     with pytest.raises(ProcessError, match="in use"):
         ZmqProxy(wiring.connection, print, print)
 

@@ -72,7 +72,7 @@ def outside(file: Path, allowed: set[str]) -> list[str]:
     ]
 
 
-def test_imports_are_told_from_optional_ones() -> None:
+def test_imports_are_distinguished_from_optional_ones() -> None:
     source = (
         "import a.b\nfrom c import d\nfrom typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    import types_only\n"
@@ -121,7 +121,7 @@ def test_imports_run_in_no_circles() -> None:
     assert circling == set()
 
 
-def test_a_folder_is_small_and_says_what_it_is() -> None:
+def test_a_folder_is_small_and_documented() -> None:
     folders = {file.parent for file in modules("jupyter_sing", "kernelproxy")}
     folders -= {ROOT / "kernelproxy/hoststate"}  # aliases
     assert {each for each in folders if len([*each.glob("*.py")]) > SOURCES_MAX} == set()

@@ -95,7 +95,7 @@ def test_a_manifest_nested_too_deeply_is_damaged() -> None:
     assert caught.value.reason == "damaged"
 
 
-def test_newer_version_is_told_from_damage_whatever_it_holds() -> None:
+def test_newer_version_is_distinguished_from_damage_whatever_it_holds() -> None:
     with pytest.raises(StoreError, match=r"has version 2, .* update jupyter_sing") as caught:
         decode(signed({"format": 2, "chunks": "in another way"}), "it")
     assert caught.value.reason == "newer"

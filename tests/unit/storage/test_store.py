@@ -45,7 +45,7 @@ def restored(store: ChunkStore, manifest: Manifest, arena: Arena) -> list[bytes]
 # ---------------------------------------------------------------- storing and restoring
 
 
-def test_reading_tells_how_much_there_is(tmp_path: Path, make_arena: MakeArena) -> None:
+def test_reading_reports_progress_and_total(tmp_path: Path, make_arena: MakeArena) -> None:
     dice = random.Random(2)
     ranges = [dice.randbytes(3 * CHUNK + 5), b"", dice.randbytes(CHUNK)]
     store, arena = store_in(tmp_path), make_arena(*ranges)
@@ -513,9 +513,7 @@ def test_quota_counts_what_others_publish_meanwhile(tmp_path: Path, make_arena: 
     assert store.names() == [("bob", "one")]
 
 
-def test_nothing_can_be_collected_while_somebody_reads(
-    tmp_path: Path, make_arena: MakeArena
-) -> None:
+def test_nothing_can_be_collected_during_a_read(tmp_path: Path, make_arena: MakeArena) -> None:
     arena, store = make_arena(b"x"), store_in(tmp_path)
     manifest = store.put(label(), arena.fd, arena.extents)
     refused: list[str] = []

@@ -44,7 +44,7 @@ def test_no_room_is_made_where_none_lacks() -> None:
     assert plan_room(0, [Neighbour("a", 10, 0, 0.0)]) == GrantPlan()
 
 
-def test_unused_grants_go_before_anybody_is_suspended() -> None:
+def test_unused_grants_are_revoked_before_any_session_is_suspended() -> None:
     neighbours = [Neighbour("small", 20, 15, 1.0), Neighbour("large", 50, 20, None)]
     assert plan_room(30, neighbours) == GrantPlan(cut={"large": 20})
     assert plan_room(31, neighbours) == GrantPlan(cut={"large": 20, "small": 15})

@@ -101,7 +101,7 @@ def test_steps_and_their_nadir_are_reported() -> None:
 @pytest.mark.parametrize(
     "few", [Observed(40, made=79, seconds=2.0), Observed(40, made=4000, seconds=0.2)]
 )
-def test_few_steps_say_nothing(few: Observed) -> None:
+def test_few_steps_give_no_rate(few: Observed) -> None:
     async def test(fake: SteppedWorker) -> None:
         fake.observed = few
         assert (await fake.after(lambda: len(fake.asked) > 3))[0] == (None, None)

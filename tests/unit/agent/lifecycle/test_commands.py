@@ -77,6 +77,6 @@ def test_a_command_that_waits_for_the_lock_is_withdrawn() -> None:
     assert asyncio.run(ask_and_hang_up(begun=False)) == []
 
 
-def test_a_command_that_has_begun_is_carried_out() -> None:
+def test_a_command_that_has_started_is_carried_out() -> None:
     told = asyncio.run(ask_and_hang_up(begun=True))
     assert told == ["Moved from Simulated GPU 0 to Simulated GPU 1."]

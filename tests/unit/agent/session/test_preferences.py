@@ -24,7 +24,7 @@ def test_another_daemon_remembers_it_once(tmp_path: Path) -> None:
     assert RememberedPreferences(path).take(7, "k-2") == BASIC
 
 
-def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preferences, "REMEMBERED_MAX", 2)
     remembered = RememberedPreferences(tmp_path / "wanted.json")
     for kernel in ("k-1", "k-2", "k-1", "k-3"):

@@ -87,5 +87,5 @@ def test_jupyterlab_has_the_properties_of_the_table() -> None:
     assert ranks == {str(each): TRAITS[each].occupies for each in State if TRAITS[each].occupies}
 
 
-def test_charts_show_the_state_that_says_most() -> None:
+def test_charts_show_the_most_specific_state() -> None:
     assert HELD == ("idle", "restoring", "migrating", "running")

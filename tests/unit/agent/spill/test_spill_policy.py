@@ -28,7 +28,7 @@ A, B, C = (
         (1000, ["b", "c", "a"]),
     ],
 )
-def test_the_longest_unused_go_first_and_no_more_than_needed(
+def test_the_longest_unused_are_spilled_first_and_no_more_than_needed(
     excess: int, expected: list[str]
 ) -> None:
     assert choose_cold([A, B, C], excess, now=110.0, cold_after=0.0) == expected

@@ -96,7 +96,7 @@ class ScheduledSession:
         asyncio.run(self.snapshots.take_due(rested, self.state.save))
 
 
-def test_nothing_is_asked_and_nothing_done_before_it_is_due() -> None:
+def test_nothing_is_requested_or_done_before_it_is_due() -> None:
     kept = ScheduledSession()
     kept.state.comes(10 * MIB, operators=1000, dirty=MIB)
     kept.take_due(busy=0.1)
@@ -145,7 +145,7 @@ def test_a_large_tensor_is_saved_only_before_its_log_would_be_lost() -> None:
     assert most > FULL * CAPACITY
 
 
-def test_an_upload_keeps_no_later_snapshot_away() -> None:
+def test_an_upload_delays_no_later_snapshot() -> None:
     kept = ScheduledSession()
     kept.state.save_cost = TOO_DEAR
     kept.state.comes(300 * MIB, operators=0, dirty=300 * MIB)

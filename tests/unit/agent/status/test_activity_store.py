@@ -109,7 +109,7 @@ def test_open_spans_of_a_dead_daemon_end_at_its_last_sign_of_life(tmp_path: Path
     assert len(kinds(tmp_path)) == 3
 
 
-def test_sessions_that_the_next_agent_takes_over_go_on(tmp_path: Path) -> None:
+def test_sessions_that_the_next_agent_takes_over_continue(tmp_path: Path) -> None:
     record = begun(tmp_path)
     for session in ("a", "b"):
         change(record, 1, "running", session)

@@ -57,7 +57,7 @@ def covers(found: list[Span], session: str, at: float) -> list[Span]:
 
 
 @given(histories())
-def test_at_each_moment_a_span_says_what_the_last_change_said(history: list[Change]) -> None:
+def test_at_each_moment_a_span_has_the_value_of_the_last_change(history: list[Change]) -> None:
     found = spans(history)
     for session in "ab":
         for at in range(100):

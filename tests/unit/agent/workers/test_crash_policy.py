@@ -164,7 +164,7 @@ def test_the_system_names_the_process_killed_for_memory(tmp_path: Path) -> None:
         assert watched.happened()
 
 
-def test_records_below_a_snapshot_are_forgotten() -> None:
+def test_records_below_a_snapshot_are_dropped() -> None:
     deaths = CrashPolicy()
     for consumed in (8, 8, 8, 16, 16, 16):
         deaths.note(consumed, head=80)
