@@ -97,13 +97,13 @@ class BenchmarkKernel:
         """
         self.said, begin = "", time.perf_counter()
         reply = self._client.execute_interactive(
-            code, timeout=ORDER_SECONDS, output_hook=self._hear, allow_stdin=False
+            code, timeout=ORDER_SECONDS, output_hook=self._receive, allow_stdin=False
         )
         if reply["content"]["status"] != "ok":
             raise RuntimeError(f"a cell failed: {reply['content']}")
         return time.perf_counter() - begin
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         self.said += message["content"].get("text", "")
 
 

@@ -94,7 +94,7 @@ class ToyHost:
             return False
         return True
 
-    def bells_were_heard(self, client: ToyClient) -> bool:
+    def bells_were_received(self, client: ToyClient) -> bool:
         """True if the agent has read the pages since the client last rang."""
         return client.agent.bell != client.rung
 

@@ -155,11 +155,11 @@ class OneKernelAgent:
                 channel, _ = self._listener.accept()
             except OSError:
                 return
-            thread = threading.Thread(target=self._hear, args=(channel,), daemon=True)
+            thread = threading.Thread(target=self._receive, args=(channel,), daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _hear(self, channel: socket.socket) -> None:
+    def _receive(self, channel: socket.socket) -> None:
         with channel:
             hello, fds = recv_message(channel)
             if not isinstance(hello, Attach | Listen):

@@ -177,12 +177,14 @@ def main(session: str, image: str = "") -> None:
     client: Any
     begun = threading.Event()
 
-    def wished(wish: KernelRequest) -> None:
+    def wished(kernel_request: KernelRequest) -> None:
         begun.wait()
-        kernel.checkpoint(wish.name, wish.form, wish.automatic)
+        kernel.checkpoint(kernel_request.name, kernel_request.form, kernel_request.automatic)
 
     # Not in the link's thread, which has to detach meanwhile.
-    activation.state.on_request = lambda wish: threading.Thread(target=wished, args=(wish,)).start()
+    activation.state.on_request = lambda kernel_request: threading.Thread(
+        target=wished, args=(kernel_request,)
+    ).start()
     saved = json.loads(Path(image).read_text()) if image not in ("", "listen") else {}
     if saved:
         client = RestoredClient(session, saved)

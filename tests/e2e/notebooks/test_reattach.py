@@ -22,7 +22,7 @@ from kernelproxy.kernel_host import SOCKET_NAME, directory
 from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, sessions, wait_for_session
-from tests.e2e.notebooks.test_server import Server, hang_up, run, wait_for_ready
+from tests.e2e.notebooks.test_server import Server, disconnect, run, wait_for_ready
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -165,7 +165,7 @@ def test_restarted_server_reattaches_a_training_kernel(
     assert (server.fetch("api/kernels"), server.fetch("api/sessions"), sessions()) == ([], [], [])
 
 
-async def heard(server: Server, kernel_id: str, session: str, until: str) -> list[str]:
+async def received(server: Server, kernel_id: str, session: str, until: str) -> list[str]:
     """Connect as JupyterLab does; return the output until a text appears."""
     url = f"ws{server.url.removeprefix('http')}api/kernels/{kernel_id}/channels"
     socket = await websocket_connect(f"{url}?session_id={session}&token={server.token}")
@@ -176,7 +176,7 @@ async def heard(server: Server, kernel_id: str, session: str, until: str) -> lis
         message = json.loads(said)
         if message["msg_type"] == "stream":
             printed.append(message["content"]["text"])
-    await hang_up(socket)
+    await disconnect(socket)
     return printed
 
 
@@ -194,11 +194,11 @@ def test_reconnected_client_receives_further_output(
     server = start()
 
     async def connected() -> list[str]:
-        hearing = asyncio.create_task(heard(server, kernel_id, "lab", "learnt"))
+        receiving = asyncio.create_task(received(server, kernel_id, "lab", "learnt"))
         while server_state(await asyncio.to_thread(server.fetch, "api/kernels")) != ("busy", 1):
-            assert not hearing.done()
+            assert not receiving.done()
         enough.touch()
-        return await hearing
+        return await receiving
 
     (printed,) = asyncio.run(connected())
     assert printed == "learnt True True\n"

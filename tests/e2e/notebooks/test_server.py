@@ -85,7 +85,7 @@ class Server:
         self.process.wait(timeout=SECONDS_MAX)
 
 
-async def hang_up(socket: WebSocketClientConnection) -> None:
+async def disconnect(socket: WebSocketClientConnection) -> None:
     """Close a websocket, and wait until it is closed; otherwise its loop may end before."""
     socket.close()
     while await asyncio.wait_for(socket.read_message(), SECONDS_MAX) is not None:
@@ -189,7 +189,7 @@ def test_changes_are_sent_to_subscribers(server: Server) -> None:
         await until(session=session["id"], pinned=True)
         await asyncio.to_thread(server.fetch, f"api/kernels/{kernel_id}", "DELETE")
         assert (await until(session=session["id"], ended=True))["name"] == "lessons/c.ipynb"
-        await hang_up(socket)
+        await disconnect(socket)
 
     asyncio.run(listen())
     assert server.fetch("jupyter-sing/api/status")["sessions"] == []
@@ -226,7 +226,7 @@ def test_dead_kernel_is_offered_its_last_checkpoint(server: Server) -> None:
             assert said is not None, "the server has hung up"
             event: dict[str, Any] = json.loads(said)
             if event.get("checkpoint"):
-                await hang_up(socket)
+                await disconnect(socket)
                 return event
 
     event = asyncio.run(killed())

@@ -25,7 +25,7 @@ from kernelproxy.common.errors import ProcessError
 from kernelproxy.criu import mode_probe as forms
 from kernelproxy.criu.sandbox import Form, Kind
 from tests.e2e.kernels import Kernel, kernel
-from tests.e2e.notebooks.test_server import Server, hang_up
+from tests.e2e.notebooks.test_server import Server, disconnect
 from tests.unit.fake_daemon import FakeAgent, FakeDaemon
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -132,7 +132,7 @@ def watched(pid: int) -> Iterator[Callable[[], bool]]:
         os.close(fd)
 
 
-def go_on(pid: int) -> None:
+def resume_process(pid: int) -> None:
     """Let a kernel continue that has stepped aside."""
     os.kill(pid, signal.SIGUSR1)
 
@@ -214,7 +214,7 @@ def test_an_earlier_process_takes_the_place_of_the_present_one(
             assert notebook.manager.provisioner is not None
             present = asyncio.run(notebook.manager.provisioner.get_provisioner_info())["pid"]
             late = notebook.begin("print(woken())")
-            go_on(present)
+            resume_process(present)
             one.order(protocol.Replace())
             printed = [notebook.finish(cell).stdout for cell in cells]
             assert printed == [f"{number} False\n" for number in range(1, 21)]
@@ -254,7 +254,7 @@ def test_an_accepted_replacement_completes_although_the_agent_has_died(
         assert notebook.manager.provisioner is not None
         present = asyncio.run(notebook.manager.provisioner.get_provisioner_info())["pid"]
         one.agent.close()
-        go_on(present)
+        resume_process(present)
         printed = [notebook.finish(cell).stdout for cell in cells]
         assert printed == [f"{number} False\n" for number in range(1, 4)]
         one.agent = daemon.managers.get(timeout=SECONDS_MAX)
@@ -449,14 +449,14 @@ async def _open(server: Server, daemon: FakeDaemon, directory: Path) -> None:
     await come_back("first")
     assert await cell == "1\n"
     await hibernate("second")
-    await hang_up(tab)
+    await disconnect(tab)
     opening = asyncio.create_task(_connect(request))
     await come_back("second")
     tab = await opening
     assert await run(tab, "print(next(counter))") == "2\n"
     await hibernate("third")
     await asyncio.to_thread(server.fetch, f"api/kernels/{kernel_id}", "DELETE")
-    await hang_up(tab)
+    await disconnect(tab)
 
 
 async def _connect(request: HTTPRequest) -> WebSocketClientConnection:

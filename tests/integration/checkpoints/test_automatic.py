@@ -59,18 +59,18 @@ class ReceivedRequests(list[KernelRequest]):
 
 
 @pytest.fixture
-def wishes(monkeypatch: pytest.MonkeyPatch) -> ReceivedRequests:
+def requests(monkeypatch: pytest.MonkeyPatch) -> ReceivedRequests:
     found = ReceivedRequests()
     monkeypatch.setattr(activation.state, "on_request", found.append)
     return found
 
 
-def fulfil(client: ToyClient | str, wish: KernelRequest) -> str:
+def fulfil(client: ToyClient | str, kernel_request: KernelRequest) -> str:
     """Make the requested checkpoint, as a kernel does; return its name."""
     session = client if isinstance(client, str) else client.session
-    assert (wish.verb, wish.automatic) == ("checkpoint", True)
-    hand_over(session, wish.name, host_state(0, b"x"), b"x", automatic=True)
-    return wish.name
+    assert (kernel_request.verb, kernel_request.automatic) == ("checkpoint", True)
+    hand_over(session, kernel_request.name, host_state(0, b"x"), b"x", automatic=True)
+    return kernel_request.name
 
 
 def run_cells(client: ToyClient, count: int = 1) -> None:
@@ -87,21 +87,21 @@ def names(host: ToyHost) -> set[str]:
     return {each["name"] for each in listed(host)}
 
 
-def test_after_so_many_cells_one_is_made(toy_host: StartHost, wishes: ReceivedRequests) -> None:
+def test_after_so_many_cells_one_is_made(toy_host: StartHost, requests: ReceivedRequests) -> None:
     host = toy_host()
     client = host.client("lessons/digits.ipynb", checkpoint_cells=3)
     made = []
     for _ in range(2):
         run_cells(client, 3)
-        made.append(fulfil(client, wishes.next()))
+        made.append(fulfil(client, requests.next()))
     assert all(name.startswith("lessons-digits-auto-2") for name in made)
     found = listed(host)
     assert [(each["name"], each["automatic"]) for each in found] == [(n, True) for n in made[::-1]]
-    assert wishes == []
+    assert requests == []
 
 
 def test_a_request_is_withdrawn_when_its_caller_disconnects(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client()
@@ -111,58 +111,68 @@ def test_a_request_is_withdrawn_when_its_caller_disconnects(
         assert process.stderr is not None
         said = process.stderr.readline()
         process.kill()
-        wish = wishes.next()
+        kernel_request = requests.next()
     assert said.startswith("Waiting for toy. Running"), said
-    assert (wish.verb, wish.name, wish.withdrawn) == ("checkpoint", "one", False)
-    wish = wishes.next()
-    assert (wish.verb, wish.name, wish.withdrawn) == ("checkpoint", "one", True)
-    assert wishes == []
+    assert (kernel_request.verb, kernel_request.name, kernel_request.withdrawn) == (
+        "checkpoint",
+        "one",
+        False,
+    )
+    kernel_request = requests.next()
+    assert (kernel_request.verb, kernel_request.name, kernel_request.withdrawn) == (
+        "checkpoint",
+        "one",
+        True,
+    )
+    assert requests == []
 
 
 def test_after_some_time_one_is_made_if_something_was_run(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client(checkpoint_every=0.05)
     idle = host.client("idle", checkpoint_every=0.05)
     for _ in range(3):
         run_cells(client)
-        fulfil(client, wishes.next())
+        fulfil(client, requests.next())
     assert {each["session"] for each in listed(host)} == {"toy"}
     run_cells(idle)
-    fulfil(idle, wishes.next())
-    assert wishes == []
+    fulfil(idle, requests.next())
+    assert requests == []
 
 
 def test_a_failed_automatic_checkpoint_is_reported_and_retried(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client(checkpoint_every=0.05)
     run_cells(client)
     for _ in range(2):
-        wish = wishes.next()
-        host.call(Carried(client.session, wish.verb, wish.name, "The disk is full."))
+        kernel_request = requests.next()
+        host.call(
+            Carried(client.session, kernel_request.verb, kernel_request.name, "The disk is full.")
+        )
         wait_until(lambda: automatic(host, client)["problem"] == "The disk is full.")
-    fulfil(client, wishes.next())
+    fulfil(client, requests.next())
     wait_until(lambda: automatic(host, client)["problem"] == "")
 
 
 def test_a_session_that_is_to_be_suspended_is_saved_first(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client(idle_timeout=0.05, checkpoint_every=1e6)
     with client.cell():
         client.add(1)
-    made = fulfil(client, wishes.next())
+    made = fulfil(client, requests.next())
     wait_until(lambda: host.when(client, "suspended"))
     assert names(host) == {made}
-    assert wishes == []
+    assert requests == []
 
 
 def test_a_session_that_was_suspended_is_not_brought_back(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client(checkpoint_cells=1)
@@ -170,15 +180,15 @@ def test_a_session_that_was_suspended_is_not_brought_back(
     assert client.read() == client.state
     host.call(Suspend(client.session))
     run_cells(client, 2)
-    wait_until(lambda: host.bells_were_heard(client))
+    wait_until(lambda: host.bells_were_received(client))
     assert host.when(client, "suspended")
-    assert wishes == []
+    assert requests == []
     host.call(Resume(client.session))
-    fulfil(client, wishes.next())
+    fulfil(client, requests.next())
 
 
 def test_a_requested_checkpoint_resumes_a_suspended_session(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     """The kernel may need the device for it, and runs no cell meanwhile."""
     host = toy_host()
@@ -188,7 +198,7 @@ def test_a_requested_checkpoint_resumes_a_suspended_session(
     assert client.read() == client.state
     host.call(Suspend(client.session))
     asking = Asking(host, Checkpoint(client.session, "mine"))
-    assert wishes.next().name == "mine"
+    assert requests.next().name == "mine"
     client.add(2)
     assert client.read() == client.state
     put_away(client.session, "mine")
@@ -196,37 +206,37 @@ def test_a_requested_checkpoint_resumes_a_suspended_session(
 
 
 def test_so_many_are_kept_and_all_that_were_made_by_hand(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client(checkpoint_cells=1, checkpoint_keep=2)
     other = host.client(checkpoint_cells=1, kernel_id="other")  # of the same name
     run_cells(other)
-    kept = {fulfil(other, wishes.next())}
+    kept = {fulfil(other, requests.next())}
     made = []
     for number in range(5):
         hand_over(client.session, f"mine-{number}", host_state(0, b"x"), b"x")
         run_cells(client)
-        made.append(fulfil(client, wishes.next()))
+        made.append(fulfil(client, requests.next()))
     by_hand = {f"mine-{number}" for number in range(5)}
     wait_until(lambda: names(host) == by_hand | kept | set(made[-2:]))
 
 
 def test_a_manual_checkpoint_counts_and_is_never_replaced(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client(checkpoint_cells=2)
     run_cells(client)
     hand_over(client.session, "mine", host_state(0, b"x"), b"x")
     run_cells(client, 2)
-    name = fulfil(client, wishes.next())
+    name = fulfil(client, requests.next())
     assert names(host) == {"mine", name}
     assert [each["automatic"] for each in listed(host)] == [True, False]
 
 
 def test_settings_of_a_notebook_outlive_the_agent(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host()
     client = host.client()
@@ -234,17 +244,17 @@ def test_settings_of_a_notebook_outlive_the_agent(
     assert isinstance(reply, SessionReply)
     assert reply.session["automatic"] == {"every": 0.0, "cells": 2, "keep": 3, "problem": ""}
     run_cells(client)
-    wait_until(lambda: host.bells_were_heard(client))
+    wait_until(lambda: host.bells_were_received(client))
     host.kill_agent()
     assert automatic(host, client)["cells"] == 2
     run_cells(client)
-    fulfil(client, wishes.next())
+    fulfil(client, requests.next())
     host.call(SetAutomatic(client.session, 0.0, 0))
     assert automatic(host, client)["cells"] == 0
 
 
 def test_a_kernel_that_has_not_attached_reports_and_receives(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host()
     session = host.open(checkpoint_cells=2)
@@ -252,25 +262,25 @@ def test_a_kernel_that_has_not_attached_reports_and_receives(
     link.report_cells(1)  # before it is connected
     link.start()
     link.report_cells(2)
-    fulfil(session, wishes.next())
+    fulfil(session, requests.next())
     host.kill_agent()
     link.report_cells(3)
     link.report_cells(4)
-    fulfil(session, wishes.next())
+    fulfil(session, requests.next())
     link.report_cells(5)
     client = ToyClient(session)
     host.clients.append(client)
     link.end()
     run_cells(client)  # the fifth and the sixth
-    fulfil(client, wishes.next())
+    fulfil(client, requests.next())
     with pytest.raises(ControlError, match="belongs to another process"):
         host.call(Listen(session))
     host.kill_agent()
     run_cells(client)
-    wait_until(lambda: host.bells_were_heard(client))
-    assert wishes == []
+    wait_until(lambda: host.bells_were_received(client))
+    assert requests == []
     run_cells(client)
-    fulfil(client, wishes.next())
+    fulfil(client, requests.next())
 
 
 class Asking:
@@ -294,7 +304,7 @@ class Asking:
 
 
 def test_before_the_daemon_ends_notebooks_are_saved(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host(stop_seconds=WAIT_SECONDS)
     clients = {name: host.client(name) for name in ("good", "broken", "unused")}
@@ -304,20 +314,22 @@ def test_before_the_daemon_ends_notebooks_are_saved(
     stopping = Asking(host, Stop(checkpoint=True))
     made = ""
     for _ in range(2):
-        wish = wishes.next()
-        if wish.name.startswith("good-auto-"):
-            made = fulfil(clients["good"], wish)
+        kernel_request = requests.next()
+        if kernel_request.name.startswith("good-auto-"):
+            made = fulfil(clients["good"], kernel_request)
         else:
-            report = Carried(clients["broken"].session, wish.verb, wish.name, "It is broken.")
+            report = Carried(
+                clients["broken"].session, kernel_request.verb, kernel_request.name, "It is broken."
+            )
             host.call(report)
     assert stopping.answer() == StopReply([made], ["broken: It is broken."])
-    assert wishes == []
+    assert requests == []
     again = toy_host()
     assert names(again) == {made}
 
 
 def test_a_cell_that_runs_holds_the_end_up_for_a_while(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host(stop_seconds=0.1)
     run_cells(host.client("busy"))
@@ -325,26 +337,26 @@ def test_a_cell_that_runs_holds_the_end_up_for_a_while(
 
 
 def test_a_stop_without_checkpoints_ends_a_saving_daemon(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host(stop_seconds=WAIT_SECONDS)
     run_cells(host.client())
     patient = Asking(host, Stop(checkpoint=True))
-    wishes.next()
+    requests.next()
     assert host.call(Stop()) == StopReply([], [])
     assert patient.answer() == StopReply([], [])
 
 
 def test_a_caller_that_disconnects_has_not_ended_the_daemon(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host(stop_seconds=WAIT_SECONDS)
     client = host.client()
     run_cells(client)
     with agent_client.connect(start=False).detach() as asking:
         send_message(asking, Stop(checkpoint=True))
-        wish = wishes.next()
-    made = fulfil(client, wish)
+        kernel_request = requests.next()
+    made = fulfil(client, kernel_request)
     client.add(1)
     assert client.read() == client.state
     assert names(host) == {made}
@@ -431,7 +443,7 @@ def test_the_checkpoint_of_a_kernel_is_found_after_its_daemon_ended(
 
 
 def test_a_kernel_whose_connection_ends_has_died_unless_that_was_wanted(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host()
 
@@ -453,7 +465,7 @@ def test_a_kernel_whose_connection_ends_has_died_unless_that_was_wanted(
 
 
 def test_restoring_settles_what_a_kernel_left_that_died(
-    toy_host: StartHost, wishes: ReceivedRequests
+    toy_host: StartHost, requests: ReceivedRequests
 ) -> None:
     host = toy_host()
     for number, restore in enumerate(("asked", "itself")):
@@ -465,9 +477,11 @@ def test_restoring_settles_what_a_kernel_left_that_died(
         assert last_of(host, client.session) == f"before-{number}"
         if restore == "asked":
             asking = Asking(host, Restore(client.session, f"before-{number}"))
-            wish = wishes.next()
+            kernel_request = requests.next()
             outcome: Any = {"checkpoint": "x"}
-            host.call(Carried(client.session, wish.verb, wish.name, "", outcome))
+            host.call(
+                Carried(client.session, kernel_request.verb, kernel_request.name, "", outcome)
+            )
             assert asking.answer() == RestoreReply(outcome)
         else:
             take_out(f"before-{number}")

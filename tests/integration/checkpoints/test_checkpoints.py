@@ -275,7 +275,7 @@ class CheckpointKernel:
 
     def __init__(self, host: ToyHost) -> None:
         self.host = host
-        self.wishes: list[KernelRequest] = []
+        self.requests: list[KernelRequest] = []
         self.replies: list[Any] = []
         self._asking: list[threading.Thread] = []
 
@@ -288,11 +288,11 @@ class CheckpointKernel:
             except ControlError as error:
                 self.replies.append(error)
 
-        before = len(self.wishes)
+        before = len(self.requests)
         self._asking.append(threading.Thread(target=run))
         self._asking[-1].start()
-        wait_until(lambda: len(self.wishes) > before or self.replies)
-        return self.wishes[-1] if self.wishes else KernelRequest("", "")
+        wait_until(lambda: len(self.requests) > before or self.replies)
+        return self.requests[-1] if self.requests else KernelRequest("", "")
 
     def reply(self) -> Any:
         for thread in self._asking:
@@ -303,14 +303,18 @@ class CheckpointKernel:
 @pytest.fixture
 def kernel(toy_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> CheckpointKernel:
     found = CheckpointKernel(toy_host())
-    monkeypatch.setattr(activation.state, "on_request", found.wishes.append)
+    monkeypatch.setattr(activation.state, "on_request", found.requests.append)
     return found
 
 
 def test_a_caller_gets_its_reply_when_the_kernel_has_delivered(kernel: CheckpointKernel) -> None:
     client = kernel.host.client()
-    wish = kernel.ask(Checkpoint(client.session, "one", automatic=True))
-    assert (wish.verb, wish.name, wish.automatic) == ("checkpoint", "one", True)
+    kernel_request = kernel.ask(Checkpoint(client.session, "one", automatic=True))
+    assert (kernel_request.verb, kernel_request.name, kernel_request.automatic) == (
+        "checkpoint",
+        "one",
+        True,
+    )
     hand_over(client.session, "one", host_state(0, b"x"), b"x")
     assert kernel.reply().checkpoint["name"] == "one"
 
@@ -323,7 +327,7 @@ def test_callers_and_subscribers_receive_the_progress(
     threads: list[threading.Thread] = []
 
     def begin_storing() -> None:
-        wait_until(lambda: kernel.wishes)
+        wait_until(lambda: kernel.requests)
         hand_over(client.session, "one", host_state(0, b"x"), b"x")
 
     lock = tmp_path / "data" / "states" / "lock"
@@ -356,11 +360,15 @@ def test_a_caller_receives_the_outcome_of_a_restore(kernel: CheckpointKernel) ->
         "aside": {},
         "problems": [],
     }
-    wish = kernel.ask(Restore(client.session, "one"))
-    kernel.host.call(Carried(client.session, wish.verb, wish.name, "", {**outcome}))
+    kernel_request = kernel.ask(Restore(client.session, "one"))
+    kernel.host.call(
+        Carried(client.session, kernel_request.verb, kernel_request.name, "", {**outcome})
+    )
     assert kernel.reply() == RestoreReply(outcome)
-    wish = kernel.ask(Restore(client.session, "one"))
-    kernel.host.call(Carried(client.session, wish.verb, wish.name, "There is no torch."))
+    kernel_request = kernel.ask(Restore(client.session, "one"))
+    kernel.host.call(
+        Carried(client.session, kernel_request.verb, kernel_request.name, "There is no torch.")
+    )
     assert "There is no torch" in str(kernel.reply())
     kernel.ask(Restore(client.session, "none"))
     assert kernel.reply().reason == "unknown-checkpoint"

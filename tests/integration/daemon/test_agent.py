@@ -206,7 +206,7 @@ def test_a_cell_that_suspends_itself_stays_suspended_after_its_end(toy_host: Sta
         client.add(1)
         host.call(Suspend(client.session))  # from the kernel's own process
         client.add(2)  # such as the end of a temporary
-    wait_until(lambda: host.bells_were_heard(client))
+    wait_until(lambda: host.bells_were_received(client))
     assert host.session(client)["state"] == "suspended"
     with client.cell():
         client.add(3)

@@ -62,10 +62,10 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def session(toy_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> str:
     """Open a session of a kernel that must receive no request, with the checkpoint ``mine``."""
 
-    def heard(wish: KernelRequest) -> None:
+    def received(wish: KernelRequest) -> None:
         raise AssertionError(wish)  # in the link's thread: pytest makes it an error
 
-    monkeypatch.setattr(activation.state, "on_request", heard)
+    monkeypatch.setattr(activation.state, "on_request", received)
     host = toy_host()
     found = host.client().session
     hand_over(found, "mine", host_state(0, b"x" * 5000), b"x" * 5000)

@@ -42,7 +42,7 @@ class FrontEnd:
             raise
         self.sessions = {each["id"]: each for each in reply.sessions}
         self.devices = {each["id"]: each for each in reply.devices}
-        self.told: list[Changed] = []
+        self.notified: list[Changed] = []
 
     def __enter__(self) -> FrontEnd:
         return self
@@ -50,10 +50,10 @@ class FrontEnd:
     def __exit__(self, *_: object) -> None:
         self._control.close()
 
-    def hear(self) -> Changed:
+    def receive(self) -> Changed:
         message = self._control.more(WAIT_SECONDS)
         assert isinstance(message, Changed)
-        self.told.append(message)
+        self.notified.append(message)
         self.sessions |= {each["id"]: each for each in message.sessions}
         self.devices |= {each["id"]: each for each in message.devices}
         for each in message.gone:
@@ -62,7 +62,7 @@ class FrontEnd:
 
     def until(self, condition: Callable[[], object]) -> None:
         while not condition():
-            self.hear()
+            self.receive()
 
     def sees(self, session: str, **fields: object) -> None:
         """Wait until a session is seen with these fields."""
@@ -107,7 +107,7 @@ def test_each_change_reaches_all_subscribers(toy_host: StartHost) -> None:
         # A subscriber that reads late receives fewer messages, and ends in the same state.
         other.until(lambda: name not in other.sessions)
         other.until(lambda: other.devices == one.devices)
-        assert len(other.told) <= len(one.told)
+        assert len(other.notified) <= len(one.notified)
         assert set(other.sessions) == {neighbour.session}
 
 
@@ -121,7 +121,9 @@ def test_a_subscriber_of_one_session_receives_no_other(toy_host: StartHost) -> N
         host.call(Suspend(other.session))
         host.call(Suspend(mine.session))
         watcher.sees(mine.session, state="suspended")
-        assert {e["id"] for told in watcher.told for e in told.sessions} == {mine.session}
+        assert {e["id"] for notified in watcher.notified for e in notified.sessions} == {
+            mine.session
+        }
     with pytest.raises(ControlError, match="no session 'nobody'"):
         FrontEnd("nobody")
 

@@ -203,7 +203,7 @@ def test_a_request_during_an_eviction_for_less_memory_gets_its_own_answer(
     os.kill(worker, signal.SIGSTOP)  # making room takes a while
     try:
         first.add(2)
-        wait_until(lambda: host.bells_were_heard(first))
+        wait_until(lambda: host.bells_were_received(first))
         host.status()  # the agent has looked at its requests by now
         granted: list[bool] = []
         asking = threading.Thread(target=lambda: granted.append(first.want(190 * MIB)))

@@ -62,7 +62,7 @@ def check_no_lease_is_left(host: ToyHost, tmp_path: Path, *clients: ToyClient) -
     wait_until(lambda: not audit(tmp_path)["engine"] and not audit(tmp_path)["agent"])
 
 
-def check_both_go_on(host: ToyHost, tmp_path: Path, *clients: ToyClient) -> None:
+def check_both_continue(host: ToyHost, tmp_path: Path, *clients: ToyClient) -> None:
     for each in clients:
         with each.cell():
             each.add(7)
@@ -95,7 +95,7 @@ def test_a_stopped_worker_gives_way(start: Start, tmp_path: Path) -> None:
             assert not lives(worker)
             (tmp_path / "go-on").touch()
             assert first.read() == first.state
-    check_both_go_on(host, tmp_path, first, second)
+    check_both_continue(host, tmp_path, first, second)
     wait_until(lambda: said("first", "was stopped by a signal while others waited for 1 s"))
 
 
@@ -135,7 +135,7 @@ def test_a_worker_that_comes_to_no_end_gives_way(
         # It may hang in another worker by now, whose end is not waited for.
         kill_at_once(wait_until(lambda: host.session(first)["worker_pid"]))
         assert first.read() == first.state
-    check_both_go_on(host, tmp_path, first, second)
+    check_both_continue(host, tmp_path, first, second)
     wait_until(lambda: said("first", text))
 
 
@@ -147,7 +147,7 @@ def test_a_stopped_worker_that_rests_gives_its_memory(start: Start, tmp_path: Pa
     os.kill(worker, signal.SIGSTOP)
     host.work(second, 150 * MIB)
     assert not lives(worker)
-    check_both_go_on(host, tmp_path, first, second)
+    check_both_continue(host, tmp_path, first, second)
 
 
 def test_a_worker_that_hangs_before_it_is_ready_gives_way(start: Start, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_worker_that_hangs_before_it_is_ready_gives_way(start: Start, tmp_path
             slow.unlink()
             assert second.read() == second.state
             assert first.read() == first.state
-    check_both_go_on(host, tmp_path, first, second)
+    check_both_continue(host, tmp_path, first, second)
 
 
 MOMENTS = ["granted", "waiting", "stopping", "loading"]
@@ -219,7 +219,7 @@ def test_whatever_dies_leaves_the_device_to_others(
         assert third.read() == third.state
     go_on.touch()
     rest = [second, third] if what == "kernel" else [first, second, third]
-    check_both_go_on(host, tmp_path, *rest)
+    check_both_continue(host, tmp_path, *rest)
     assert len(host.status().sessions) == len(rest)
     if what == "kernel":
         wait_until(lambda: set(host.children()) <= before)
@@ -242,4 +242,4 @@ def test_a_session_that_is_moved_in_mid_turn_has_its_turn_where_it_is(
             assert first.read() == first.state
             assert second.read() == second.state
             assert audit(tmp_path)["wrong"] == []
-    check_both_go_on(host, tmp_path, first, second)
+    check_both_continue(host, tmp_path, first, second)

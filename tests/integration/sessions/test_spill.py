@@ -43,7 +43,7 @@ def chunks(data_dir: Path) -> list[Path]:
     return sorted(data_dir.glob("states/chunks/*/*"))
 
 
-def nobody_stores(data_dir: Path) -> AbstractContextManager[None]:
+def no_user_stores(data_dir: Path) -> AbstractContextManager[None]:
     """Block the processes that write to the store."""
     lock = ChunkStore(data_dir / "states").root / "lock"
     return file_lock(lock, shared=False, seconds=0, cancel=Cancel())
@@ -156,7 +156,7 @@ def test_describing_a_session_during_its_spill_does_not_stop_it(
     host = toy_host(host_memory=1, cold_after=0.0)
     client = host.client()
     host.work(client)
-    with nobody_stores(data_dir):
+    with no_user_stores(data_dir):
         host.call(Suspend(client.session))
         wait_until(lambda: stores(host))
         client.send_bell()
@@ -173,7 +173,7 @@ def test_a_session_on_its_way_to_disk_does_not_have_to_arrive_there(
     host = toy_host(host_memory=1, cold_after=0.0)
     client = host.client()
     host.work(client)
-    with nobody_stores(data_dir):
+    with no_user_stores(data_dir):
         host.call(Suspend(client.session))
         wait_until(lambda: stores(host))
         host.call(request_type(client.session))

@@ -229,14 +229,14 @@ class Cluster(RuleBasedStateMachine):
                 assert name in self.host.holders[device]
 
     @invariant()
-    def everybody_who_waits_is_told_why(self) -> None:
+    def all_waiters_receive_the_reason(self) -> None:
         for name in sorted(self.busy):
             said = self.host.engine.explain(name, self.host.now)
             assert (said is None) == bool(self.host.notebooks[name].devices)
             assert said is None or (said.reason and said.position >= 1)
 
     @invariant()
-    def nobody_is_stopped_before_the_minimum_run(self) -> None:
+    def no_session_is_stopped_before_the_minimum_run(self) -> None:
         """A session runs for a second at least, unless a premium session preempts a basic one."""
         started: dict[tuple[str, int], float] = {}
         for at, event in self.host.log:

@@ -33,7 +33,7 @@ class PlannedCell:
     seconds: float
 
 
-wishes = st.lists(
+requests = st.lists(
     st.builds(
         PlannedCell,
         st.integers(0, 3),
@@ -62,11 +62,11 @@ def served(
 ) -> list[tuple[float, float]]:
     """Return time to the device and time to the end of each of our submitted cells."""
     coming = []
-    for owner, stream in (("own", [(wish, Tier.BASIC) for wish in mine]), ("other", theirs)):
+    for owner, stream in (("own", [(request, Tier.BASIC) for request in mine]), ("other", theirs)):
         at = 0.0
-        for wish, tier in stream:
-            at += wish.pause
-            coming.append((at, owner != "own", wish, tier))
+        for request, tier in stream:
+            at += request.pause
+            coming.append((at, owner != "own", request, tier))
     coming.sort(key=lambda each: each[:2])
     begins: dict[str, float] = {}
     found: dict[tuple[str, float], list[float]] = {}
@@ -79,9 +79,9 @@ def served(
             found[name, begun] = [first - begun, host.now - begun]
 
     host.finished = finished
-    for at, other, wish, tier in coming:
+    for at, other, request, tier in coming:
         host.run_until(at)
-        name = f"other{wish.session}{tier}" if other else f"own{wish.session % count}"
+        name = f"other{request.session}{tier}" if other else f"own{request.session % count}"
         if name not in host.notebooks:
             host.open(
                 name,
@@ -93,13 +93,13 @@ def served(
             )
         if name not in begins:
             begins[name] = at
-            host.submit(name, wish.seconds)
+            host.submit(name, request.seconds)
     host.run_until(host.now + 5_000.0)
     return [tuple(found[key]) for key in sorted(found, key=lambda key: (key[1], key[0]))]  # type: ignore[misc]
 
 
 @given(
-    mine=wishes,
+    mine=requests,
     theirs=st.lists(
         st.tuples(
             st.builds(

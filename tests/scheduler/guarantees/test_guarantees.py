@@ -46,7 +46,7 @@ def refused(
     return str(caught.value)
 
 
-def promise(**numbers: int) -> dict[str, Any]:
+def guarantee(**numbers: int) -> dict[str, Any]:
     paths = {"rack": "rack", "node": "rack.node", "switch": "rack.node.switch"}
     paths["gpu"] = "rack.node.switch.gpu"
     return {"virtualCells": [{"cellType": paths[k], "cellNumber": n} for k, n in numbers.items()]}
@@ -58,11 +58,11 @@ RACKS = [rack("n0", "n1"), rack("n2", "n3")]
 @pytest.mark.parametrize(
     ("virtual", "level", "need", "available"),
     [
-        ({"A": promise(rack=3)}, 4, 3, 2),
-        ({"A": promise(rack=1), "B": promise(node=3)}, 3, 3, 2),
-        ({"A": promise(node=4), "B": promise(gpu=1)}, 1, 1, 0),
-        ({"A": promise(rack=1, switch=3), "B": promise(switch=2)}, 2, 5, 4),
-        ({"A": promise(rack=1, node=1, switch=1), "B": promise(gpu=3)}, 1, 3, 2),
+        ({"A": guarantee(rack=3)}, 4, 3, 2),
+        ({"A": guarantee(rack=1), "B": guarantee(node=3)}, 3, 3, 2),
+        ({"A": guarantee(node=4), "B": guarantee(gpu=1)}, 1, 1, 0),
+        ({"A": guarantee(rack=1, switch=3), "B": guarantee(switch=2)}, 2, 5, 4),
+        ({"A": guarantee(rack=1, node=1, switch=1), "B": guarantee(gpu=3)}, 1, 3, 2),
     ],
 )
 def test_guarantees_beyond_the_cluster_are_refused(
@@ -89,10 +89,10 @@ def test_pinned_cells_break_up_the_cells_around_them() -> None:
         for rack in range(2)
     ]
     pins = {"pinnedCells": [{"pinnedCellId": "p0"}, {"pinnedCellId": "p1"}]}
-    message = refused(pinned, {"A": pins, "B": promise(rack=1)})
+    message = refused(pinned, {"A": pins, "B": guarantee(rack=1)})
     assert "1 cells of level 4 (rack) of chain rack, and 0 are left" in message
     physical = {"cellTypes": TYPES, "physicalCells": pinned}
-    configuration_of({"physicalCluster": physical, "virtualClusters": {"B": promise(rack=1)}})
+    configuration_of({"physicalCluster": physical, "virtualClusters": {"B": guarantee(rack=1)}})
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_pinned_cells_break_up_the_cells_around_them() -> None:
             {"cellType": "tower.node", "cellNumber": 1}]}}, None),
         ("cells of switch in rack", RACKS, {"A": {"virtualCells": [
             {"cellType": "rack.switch", "cellNumber": 1}]}}, None),
-        ("is promised -1 cells", RACKS, {"A": promise(node=-1)}, None),
+        ("is promised -1 cells", RACKS, {"A": guarantee(node=-1)}, None),
         ("'p', which is no cell", RACKS, {"A": {"pinnedCells": [{"pinnedCellId": "p"}]}}, None),
         ("'p' is promised twice", [rack("n0", "n1", pinnedCellId="p")], {
             "A": {"pinnedCells": [{"pinnedCellId": "p"}]},
@@ -472,7 +472,7 @@ def test_siblings_are_assigned_so_that_all_fit() -> None:
     """The first would take the better node, but only the second one depends on it."""
     document = {
         "physicalCluster": {"cellTypes": TYPES, "physicalCells": [rack("n0", "n1")]},
-        "virtualClusters": {"A": promise(rack=1)},
+        "virtualClusters": {"A": guarantee(rack=1)},
     }
     cluster = HivedCluster(configuration_of(document))
     for device in ("n0/0", "n0/2"):

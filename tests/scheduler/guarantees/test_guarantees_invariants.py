@@ -84,7 +84,7 @@ def cells(**numbers: int) -> list[dict[str, Any]]:
     return [{"cellType": paths[name], "cellNumber": count} for name, count in numbers.items()]
 
 
-PROMISES: dict[str, dict[str, Any]] = {
+GUARANTEES: dict[str, dict[str, Any]] = {
     "A": {"virtualCells": cells(node=1, switch=1, small=1)},
     "B": {"virtualCells": cells(node=1, gpu=2), "pinnedCells": [{"pinnedCellId": "pin"}]},
     "C": {"virtualCells": cells(gpu=1, old=2)},
@@ -155,7 +155,7 @@ class Guaranteed(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.cluster = HivedCluster(configuration(PROMISES))
+        self.cluster = HivedCluster(configuration(GUARANTEES))
         self.count = 0
         self.changes = 0
 
@@ -256,16 +256,16 @@ class Guaranteed(RuleBasedStateMachine):
         self.cluster.set_health(device.node if whole else str(device.device), good)
 
     @precondition(lambda self: self.count > 20 * self.changes)
-    @rule(promises=st.sampled_from([PROMISES, OTHERS]))
-    def change(self, promises: dict[str, dict[str, Any]]) -> None:
+    @rule(guarantees=st.sampled_from([GUARANTEES, OTHERS]))
+    def change(self, guarantees: dict[str, dict[str, Any]]) -> None:
         self.changes += 1
         held = {
             name: [seat.physical.device for seat in group.seats]
             for name, group in self.cluster.groups.items()
             if not group.preempting
         }
-        same = self.cluster.configuration == configuration(promises)
-        self.cluster, changes = reconfigured(self.cluster, configuration(promises))
+        same = self.cluster.configuration == configuration(guarantees)
+        self.cluster, changes = reconfigured(self.cluster, configuration(guarantees))
         assert changes.lost == ()
         assert list(self.cluster.groups) == list(held)
         for name, group in self.cluster.groups.items():
@@ -324,9 +324,9 @@ def served(cluster: HivedCluster, request: GroupRequest) -> list[str] | None:
 def test_a_virtual_cluster_is_served_as_if_it_were_alone(
     steps: list[tuple[str, int, tuple[GroupMember, ...], bool] | int],
 ) -> None:
-    promises = {name: {"virtualCells": shape} for name, shape in SHAPES.items()}
-    shared = HivedCluster(configuration(promises))
-    alone = {name: HivedCluster(configuration({name: promises[name]})) for name in promises}
+    guarantees = {name: {"virtualCells": shape} for name, shape in SHAPES.items()}
+    shared = HivedCluster(configuration(guarantees))
+    alone = {name: HivedCluster(configuration({name: guarantees[name]})) for name in guarantees}
     arrived: list[tuple[str, str]] = []
     for step in steps:
         if isinstance(step, int):
@@ -356,7 +356,7 @@ def test_the_same_calls_give_the_same_answers(
     steps: list[tuple[str, int, tuple[GroupMember, ...], bool] | int],
 ) -> None:
     def played() -> list[object]:
-        cluster = HivedCluster(configuration(PROMISES))
+        cluster = HivedCluster(configuration(GUARANTEES))
         log: list[object] = []
         for number, step in enumerate(steps):
             if isinstance(step, int):

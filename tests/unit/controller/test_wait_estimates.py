@@ -11,14 +11,14 @@ from jupyter_sing.scheduler.explain.explain import ExplainedWait
 from kernelproxy.common.readable import soon
 
 
-class Looks:
+class Forecasts:
     """Counts the queries of an engine's outlook, at a clock that tests set."""
 
     def __init__(self, **found: ExplainedWait) -> None:
         self.found, self.now, self.count = found, 0.0, 0
-        self.outlooks = WaitEstimates(self.look, self.named, lambda: self.now)
+        self.outlooks = WaitEstimates(self.forecast, self.named, lambda: self.now)
 
-    def look(self, now: float) -> dict[str, ExplainedWait]:
+    def forecast(self, now: float) -> dict[str, ExplainedWait]:
         self.count += 1
         return self.found
 
@@ -49,15 +49,15 @@ def test_times_are_no_more_precise_than_they_can_be(seconds: float, words: str) 
 
 def test_place_wait_and_device_are_in_one_sentence() -> None:
     first = ExplainedWait(1, 4.2, "2 sessions wait for 1 device", "Simulated GPU 0 (in use by ID)")
-    looks = Looks(mine=first, others=first, last=ExplainedWait(3, 12.0, "ID stops first"))
-    assert looks.said("mine") == (
+    forecasts = Forecasts(mine=first, others=first, last=ExplainedWait(3, 12.0, "ID stops first"))
+    assert forecasts.said("mine") == (
         "Waiting for Simulated GPU 0 (in use by train.ipynb). You are next, about 4 s."
     )
-    assert "(in use by bob)" in looks.said("others")
-    assert looks.said("last") == (
+    assert "(in use by bob)" in forecasts.said("others")
+    assert forecasts.said("last") == (
         "Waiting for its turn: bob stops first. Place 3 in the queue, about 12 s."
     )
-    assert looks.outlooks.of("nobody") is None
+    assert forecasts.outlooks.of("nobody") is None
 
 
 @pytest.mark.parametrize(
@@ -68,20 +68,20 @@ def test_place_wait_and_device_are_in_one_sentence() -> None:
     ],
 )
 def test_an_unknown_wait_is_not_estimated(seconds: float | None, words: str) -> None:
-    looks = Looks(mine=ExplainedWait(1, seconds, "Room"))
-    found = looks.outlooks.of("mine")
+    forecasts = Forecasts(mine=ExplainedWait(1, seconds, "Room"))
+    found = forecasts.outlooks.of("mine")
     assert found is not None
     assert (found.position, found.seconds, found.reason) == (1, None, words)
 
 
 def test_estimates_for_all_sessions_query_the_engine_once() -> None:
-    looks = Looks(mine=ExplainedWait(1, 1.0, "Room"), others=ExplainedWait(2, 2.0, "Room"))
-    for session in looks.outlooks.waiting():
-        looks.said(session)
-    assert looks.count == 1
-    looks.outlooks.forget()  # an event has happened
-    looks.said("mine")
-    assert looks.count == 2
-    looks.now += 1.0
-    looks.said("mine")
-    assert looks.count == 3
+    forecasts = Forecasts(mine=ExplainedWait(1, 1.0, "Room"), others=ExplainedWait(2, 2.0, "Room"))
+    for session in forecasts.outlooks.waiting():
+        forecasts.said(session)
+    assert forecasts.count == 1
+    forecasts.outlooks.forget()  # an event has happened
+    forecasts.said("mine")
+    assert forecasts.count == 2
+    forecasts.now += 1.0
+    forecasts.said("mine")
+    assert forecasts.count == 3

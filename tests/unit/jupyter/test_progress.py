@@ -23,7 +23,7 @@ from kernelproxy.storage.threads import Cancel
 from tests.unit.fake_daemon import SESSION, FakeDaemon
 
 
-class Heard:
+class ReceivedText:
     """Connection double that records messages."""
 
     def __init__(self) -> None:
@@ -43,17 +43,17 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("by", ["the work", "who knows"])
 def test_progress_is_sent_until_the_work_is_done(by: str) -> None:
     async def run() -> None:
-        heard: Any = Heard()
+        received: Any = ReceivedText()
 
         async def work(note: Any) -> str:
             if by == "the work":
                 note(3, 10)
-            await heard.came.wait()
+            await received.came.wait()
             return "done"
 
         ask = None if by == "the work" else lambda: (3, 10)
-        assert await with_progress(heard, None, work, ask) == "done"
-        assert set(heard.messages) == {Progress(3, 10)}
+        assert await with_progress(received, None, work, ask) == "done"
+        assert set(received.messages) == {Progress(3, 10)}
 
     asyncio.run(run())
 
@@ -61,7 +61,7 @@ def test_progress_is_sent_until_the_work_is_done(by: str) -> None:
 @pytest.mark.parametrize("waited_for", [True, False])
 def test_work_ends_when_its_caller_is_cancelled(waited_for: bool) -> None:
     async def run() -> None:
-        heard: Any = Heard()
+        received: Any = ReceivedText()
         cancel = Cancel() if waited_for else None
 
         async def work(_: Any) -> None:
@@ -74,8 +74,8 @@ def test_work_ends_when_its_caller_is_cancelled(waited_for: bool) -> None:
                 ended.set()
 
         ended = asyncio.Event()
-        task = asyncio.create_task(with_progress(heard, cancel, work))
-        await heard.came.wait()
+        task = asyncio.create_task(with_progress(received, cancel, work))
+        await received.came.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -233,7 +233,7 @@ def test_notebook_shows_the_reason_for_waiting(
         in_thread(Timer.made[0].fire)
         while len(shown) < 2:
             threading.Event().wait(0.01)
-        fake_daemon.tell(queued | {"state": "restoring", "queue_position": None})
+        fake_daemon.notify(queued | {"state": "restoring", "queue_position": None})
         while len(shown) < 3:
             threading.Event().wait(0.01)
     assert shown == [

@@ -29,13 +29,13 @@ class Ear:
     """Listener of a watcher."""
 
     def __init__(self) -> None:
-        self.heard: queue.Queue[KnownStatus] = queue.Queue()
+        self.received: queue.Queue[KnownStatus] = queue.Queue()
 
     def __call__(self, seen: KnownStatus) -> None:
-        self.heard.put(seen)
+        self.received.put(seen)
 
     def next(self) -> KnownStatus:
-        return self.heard.get(timeout=SECONDS)
+        return self.received.get(timeout=SECONDS)
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_watcher_detaches_with_the_process_and_reattaches(
     watcher.join(ear)
     ear.next()
     away.begin(SECONDS)
-    assert ear.heard.empty()  # it is not reported as a failure
+    assert ear.received.empty()  # it is not reported as a failure
     away.end(Return())
     assert ear.next().anew
 

@@ -94,13 +94,13 @@ def test_widget_shows_the_state_and_its_changes(shown: ShownWidget) -> None:
 
 
 def test_widget_sends_nothing_without_a_visible_change(shown: ShownWidget) -> None:
-    heard: queue.Queue[object] = queue.Queue()
-    status_watcher.current.join(heard.put)
-    heard.get(timeout=SECONDS)
+    received: queue.Queue[object] = queue.Queue()
+    status_watcher.current.join(received.put)
+    received.get(timeout=SECONDS)
     while not shown.changed.empty():
         shown.changed.get()
     shown.tell(log_head=101)
-    heard.get(timeout=SECONDS)  # the widget joined before, so it was notified before
+    received.get(timeout=SECONDS)  # the widget joined before, so it was notified before
     assert shown.changed.empty()
 
 

@@ -89,16 +89,16 @@ def test_cells_of_subshells_are_counted_for_themselves(state: activation.Activat
 
 def test_a_client_that_joins_in_mid_cell_is_notified_of_it(state: activation.Activation) -> None:
     class Client:
-        heard: list[int] = []  # noqa: RUF012
+        received: list[int] = []  # noqa: RUF012
 
         def cell(self, change: int) -> None:
-            self.heard.append(change)
+            self.received.append(change)
 
     activation.cell(1)
     client: Any = Client()
     activation.state.joined(client)
     activation.cell(-1)
-    assert client.heard == [1, -1]
+    assert client.received == [1, -1]
 
 
 def test_cells_are_reported_over_the_link_until_the_client_has_joined(
@@ -115,10 +115,10 @@ def test_cells_are_reported_over_the_link_until_the_client_has_joined(
             self.ended = True
 
     class Client:
-        heard: list[int] = []  # noqa: RUF012
+        received: list[int] = []  # noqa: RUF012
 
         def cell(self, change: int) -> None:
-            self.heard.append(change)
+            self.received.append(change)
 
     link: Any = Listening()
     client: Any = Client()
@@ -131,7 +131,7 @@ def test_cells_are_reported_over_the_link_until_the_client_has_joined(
     activation.state.joined(client)
     activation.cell(-1)
     assert (link.said, link.ended) == ([2], True)
-    assert client.heard == [1, -1]
+    assert client.received == [1, -1]
     assert state.listening is None
 
 
@@ -142,12 +142,14 @@ def test_a_request_that_is_withdrawn_is_not_carried_out(
     carried: list[str] = []
     loop = SimpleNamespace(add_callback=callbacks.append)
     shell = SimpleNamespace(kernel=SimpleNamespace(io_loop=loop))
-    monkeypatch.setattr(checkpoint_client, "carry_out", lambda wish, *_: carried.append(wish.name))
-    wishes, state.cells = ipython_extension.KernelRequests(shell), 1
+    monkeypatch.setattr(
+        checkpoint_client, "carry_out", lambda request, *_: carried.append(request.name)
+    )
+    requests, state.cells = ipython_extension.KernelRequests(shell), 1
     for name in ("one", "two"):
-        wishes(KernelRequest("restore", name))
-    wishes(KernelRequest("restore", "one", withdrawn=True))
-    wishes(KernelRequest("restore", "three", withdrawn=True))
+        requests(KernelRequest("restore", name))
+    requests(KernelRequest("restore", "one", withdrawn=True))
+    requests(KernelRequest("restore", "three", withdrawn=True))
     state.cells = 0
     for each in callbacks:
         each()
@@ -157,9 +159,9 @@ def test_a_request_that_is_withdrawn_is_not_carried_out(
 def test_a_cell_requested_during_another_is_reported(
     state: activation.Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[int] = []
+    reports: list[int] = []
     taken: list[Any] = []
-    monkeypatch.setattr(activation, "cell_asked", lambda: told.append(1))
+    monkeypatch.setattr(activation, "cell_asked", lambda: reports.append(1))
 
     async def take(message: Any) -> None:
         taken.append(message)
@@ -173,7 +175,7 @@ def test_a_cell_requested_during_another_is_reported(
         state.cells = cells
         asyncio.run(kernel.shell_channel_thread_main(message))
         assert taken[-1] is message
-        assert told == ([1] if message is ask and cells else [])
+        assert reports == ([1] if message is ask and cells else [])
 
 
 def test_modules_of_a_request_are_imported_in_advance() -> None:

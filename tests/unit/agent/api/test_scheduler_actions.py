@@ -16,7 +16,7 @@ from kernelproxy.common.errors import ControlError, InternalError
 HERE, THERE = "cpu:0", "cpu:1"
 
 
-class Told:
+class ArbiterRecorder:
     """Controller double that records its calls."""
 
     keeps = False
@@ -31,7 +31,7 @@ class Told:
 class Fake:
     """Session double on `HERE` that can only migrate and be evicted."""
 
-    def __init__(self, arbiter: Told, error: Exception | None) -> None:
+    def __init__(self, arbiter: ArbiterRecorder, error: Exception | None) -> None:
         self.id, self.error, self.closing = "s", error, False
         device = SimpleNamespace(id=HERE, memory_total=1)
         self.allocator = SimpleNamespace(device=device, tenants={})
@@ -68,25 +68,25 @@ class Fake:
         self.looks += 1
 
 
-Do = Callable[[SchedulerActions, Fake, Told], Any]
+Do = Callable[[SchedulerActions, Fake, ArbiterRecorder], Any]
 
 
 def run(do: Do, error: Exception | None = None) -> list[tuple[Any, ...]]:
     async def main() -> list[tuple[Any, ...]]:
-        told = Told()
-        session = Fake(told, error)
+        recorder = ArbiterRecorder()
+        session = Fake(recorder, error)
         there = SimpleNamespace(device=SimpleNamespace(id=THERE, memory_total=1))
-        arbiter: Any = told
+        arbiter: Any = recorder
         sessions: dict[str, Any] = {"s": session}
         allocators: dict[str, Any] = {HERE: session.allocator, THERE: there}
         actions = SchedulerActions(arbiter, sessions, allocators)
-        result = do(actions, session, told)
+        result = do(actions, session, recorder)
         if result is not None:
             await result
         for _ in range(10):
             await asyncio.sleep(0)
         await actions.close()
-        return told.calls
+        return recorder.calls
 
     return asyncio.run(main())
 
@@ -120,7 +120,7 @@ def test_a_failed_eviction_is_reported_as_stayed(act: str, error: Exception) -> 
     [("grant", (THERE, 7)), ("evict", (HERE, "makes room")), ("migrate", (HERE, THERE))],
 )
 def test_a_pin_in_between_is_heeded_and_answered(act: str, args: tuple[Any, ...]) -> None:
-    def do(actions: SchedulerActions, session: Fake, told: Told) -> None:
+    def do(actions: SchedulerActions, session: Fake, recorder: ArbiterRecorder) -> None:
         getattr(actions, act)("s", *args)
         session.preferences.pinned = True
 
@@ -131,7 +131,7 @@ def test_a_pin_in_between_is_heeded_and_answered(act: str, args: tuple[Any, ...]
 
 @pytest.mark.parametrize("act", ["evict", "migrate"])
 def test_a_session_that_migrated_meanwhile_is_left_alone(act: str) -> None:
-    def do(actions: SchedulerActions, session: Fake, told: Told) -> None:
+    def do(actions: SchedulerActions, session: Fake, recorder: ArbiterRecorder) -> None:
         getattr(actions, act)("s", HERE, THERE)
         session.allocator = SimpleNamespace(device=SimpleNamespace(id="cpu:2"))
 
@@ -140,7 +140,7 @@ def test_a_session_that_migrated_meanwhile_is_left_alone(act: str) -> None:
 
 
 def test_a_preemption_that_overtakes_a_grant_is_answered_and_it_executes_nothing() -> None:
-    def do(actions: SchedulerActions, session: Fake, told: Told) -> None:
+    def do(actions: SchedulerActions, session: Fake, recorder: ArbiterRecorder) -> None:
         actions.grant("s", THERE, 7)
         actions.preempt("s", 7)
         assert not session.lease.held
@@ -150,7 +150,7 @@ def test_a_preemption_that_overtakes_a_grant_is_answered_and_it_executes_nothing
 
 
 def test_a_grant_that_was_overtaken_does_not_come_after_the_next_one() -> None:
-    async def do(actions: SchedulerActions, session: Fake, told: Told) -> None:
+    async def do(actions: SchedulerActions, session: Fake, recorder: ArbiterRecorder) -> None:
         async with session.lock:
             actions.grant("s", THERE, 7)
             await asyncio.sleep(0)
@@ -167,7 +167,7 @@ def test_a_grant_that_was_overtaken_does_not_come_after_the_next_one() -> None:
 def test_a_session_suspended_in_its_turn_requests_a_new_one(taken: bool) -> None:
     """Also while it is being preempted: otherwise it would count as being on its device forever."""
 
-    async def do(actions: SchedulerActions, session: Any, told: Told) -> None:
+    async def do(actions: SchedulerActions, session: Any, recorder: ArbiterRecorder) -> None:
         async def never(*_: object) -> None:
             await asyncio.sleep(1000.0)
 
@@ -187,7 +187,7 @@ def test_a_session_suspended_in_its_turn_requests_a_new_one(taken: bool) -> None
 
 
 def test_a_session_suspended_while_waiting_keeps_its_place() -> None:
-    def do(actions: SchedulerActions, session: Fake, told: Told) -> None:
+    def do(actions: SchedulerActions, session: Fake, recorder: ArbiterRecorder) -> None:
         session.lease.ask()
         session.lease.suspended()
         assert session.lease.waiting
@@ -198,12 +198,12 @@ def test_a_session_suspended_while_waiting_keeps_its_place() -> None:
 def test_a_turn_that_cannot_be_ended_ends_the_session() -> None:
     """It is unknown whether it still executes, and another session must not execute meanwhile."""
 
-    async def do(actions: SchedulerActions, session: Any, told: Told) -> None:
+    async def do(actions: SchedulerActions, session: Any, recorder: ArbiterRecorder) -> None:
         async def broken(*_: object) -> None:
             raise ValueError("A mistake.")
 
         session.device_state.worker = SimpleNamespace(take_lease=broken)
-        session.fail = lambda why: told.failed(why)
+        session.fail = lambda why: recorder.failed(why)
         actions.grant("s", HERE, 7)
         actions.preempt("s", 7)
 

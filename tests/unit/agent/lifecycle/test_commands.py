@@ -37,9 +37,9 @@ class LockedSession:
         self.told.append(text)
 
 
-async def ask_and_hang_up(*, begun: bool) -> list[str]:
+async def request_and_disconnect(*, started: bool) -> list[str]:
     """Call a command and disconnect; return what was done nevertheless."""
-    session, going_on = LockedSession(), asyncio.Event()
+    session, continuing = LockedSession(), asyncio.Event()
     none: Any = None
     core: Any = session
     migrator: Any = Migrator(core, core.device_state, none, none, none)
@@ -48,35 +48,35 @@ async def ask_and_hang_up(*, begun: bool) -> list[str]:
     )
 
     async def move(*_: Any) -> None:
-        await going_on.wait()
+        await continuing.wait()
 
     migrator._move_to = move
     there: Any = SimpleNamespace(device=SimpleNamespace(id="cpu:1"))
-    if not begun:
+    if not started:
         await session.lock.acquire()
     asking = asyncio.create_task(commands.migrate(there))
-    while not (session.checked if begun else commands.running):
+    while not (session.checked if started else commands.running):
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     (task,) = commands.running
     asking.cancel()
     await asyncio.wait({asking})
     assert asking.cancelled()
-    going_on.set()
-    if not begun:
+    continuing.set()
+    if not started:
         session.lock.release()
     await asyncio.wait({task})
-    assert task.cancelled() is not begun
+    assert task.cancelled() is not started
     assert not session.lock.locked()
     assert not commands.running
-    assert bool(session.checked) is begun
+    assert bool(session.checked) is started
     return session.told
 
 
 def test_a_command_that_waits_for_the_lock_is_withdrawn() -> None:
-    assert asyncio.run(ask_and_hang_up(begun=False)) == []
+    assert asyncio.run(request_and_disconnect(started=False)) == []
 
 
 def test_a_command_that_has_started_is_carried_out() -> None:
-    told = asyncio.run(ask_and_hang_up(begun=True))
+    told = asyncio.run(request_and_disconnect(started=True))
     assert told == ["Moved from Simulated GPU 0 to Simulated GPU 1."]

@@ -25,10 +25,10 @@ GIB = 1 << 30
         ({"worker_pid": None}, True),
     ],
 )
-def test_changes_that_are_not_shown_are_not_sent(changes: dict[str, Any], told: bool) -> None:
+def test_changes_that_are_not_shown_are_not_sent(changes: dict[str, Any], notified: bool) -> None:
     other = changed(SESSION, changes)
-    assert differs(SESSION, other, 1.0, GIB) is told
-    assert differs(other, SESSION, 1.0, GIB) is told
+    assert differs(SESSION, other, 1.0, GIB) is notified
+    assert differs(other, SESSION, 1.0, GIB) is notified
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,11 @@ def test_changes_that_are_not_shown_are_not_sent(changes: dict[str, Any], told: 
         (80 * GIB, 0, 1, False),
     ],
 )
-def test_memory_is_sent_where_it_is_visible(total: int, before: int, now: int, told: bool) -> None:
+def test_memory_is_sent_where_it_is_visible(
+    total: int, before: int, now: int, notified: bool
+) -> None:
     one, other = SESSION | {"memory": before}, SESSION | {"memory": now}
-    assert differs(one, other, 1.0, total) is told
+    assert differs(one, other, 1.0, total) is notified
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_memory_is_sent_where_it_is_visible(total: int, before: int, now: int, t
     ],
 )
 def test_a_changed_wait_is_sent(
-    before: float | None, seconds: float, now: float | None, told: bool
+    before: float | None, seconds: float, now: float | None, notified: bool
 ) -> None:
     one, other = SESSION | {"expected_wait": before}, SESSION | {"expected_wait": now}
-    assert differs(one, other, seconds, GIB) is told
+    assert differs(one, other, seconds, GIB) is notified
