@@ -35,7 +35,7 @@ export class CheckpointActions {
   async restoreNow(name: string, notebook: INotebook): Promise<void> {
     const { client, model } = this._sing;
     await this._store.during('restore', name, async () => {
-      const session = await this._telling(this._session(notebook), {
+      const session = await this._withProgress(this._session(notebook), {
         doing: this._trans.__('Waiting for the GPU session of %1', PathExt.basename(notebook.path))
       });
       if (session === undefined) {
@@ -47,7 +47,7 @@ export class CheckpointActions {
         done: () => ''
       });
       if (outcome !== undefined) {
-        this._tell(outcome, where);
+        this._report(outcome, where);
       }
     });
   }
@@ -74,7 +74,7 @@ export class CheckpointActions {
       return this._notebooks.start(path);
     };
     const notebook = await this._store.during('restore', checkpoint.name, () =>
-      this._telling(making(), {
+      this._withProgress(making(), {
         doing: this._trans.__('Creating a notebook for %1', checkpoint.name)
       })
     );
@@ -96,11 +96,11 @@ export class CheckpointActions {
   }
 
   /** Show progress if the work takes long, and an error if it fails; otherwise show nothing. */
-  private _telling<T>(doing: Promise<T>, { doing: text }: { doing: string }) {
+  private _withProgress<T>(doing: Promise<T>, { doing: text }: { doing: string }) {
     return withProgress(this._sing.model, '', doing, { doing: text, done: () => '' });
   }
 
-  private _tell(outcome: Outcome, where: string): void {
+  private _report(outcome: Outcome, where: string): void {
     const isWhole = outcome.problems.length === 0;
     const details = {
       label: this._trans.__('Details'),

@@ -99,15 +99,15 @@ export class Notebooks implements INotebooks {
   }
 
   private _follow(): void {
-    this._panel?.sessionContext.kernelChanged.disconnect(this._tell, this);
-    this._panel?.context.pathChanged.disconnect(this._tell, this);
+    this._panel?.sessionContext.kernelChanged.disconnect(this._notify, this);
+    this._panel?.context.pathChanged.disconnect(this._notify, this);
     this._panel = this._tracker?.currentWidget ?? null;
-    this._panel?.sessionContext.kernelChanged.connect(this._tell, this);
-    this._panel?.context.pathChanged.connect(this._tell, this);
-    this._tell();
+    this._panel?.sessionContext.kernelChanged.connect(this._notify, this);
+    this._panel?.context.pathChanged.connect(this._notify, this);
+    this._notify();
   }
 
-  private _tell(): void {
+  private _notify(): void {
     this._changed.emit();
   }
 

@@ -51,7 +51,7 @@ afterEach(() => {
 });
 
 /** Change the session in the model. */
-async function tell(overrides: Partial<Session>): Promise<void> {
+async function update(overrides: Partial<Session>): Promise<void> {
   sessions = [aSession(overrides)];
   changed.emit();
   await vi.advanceTimersByTimeAsync(1);
@@ -63,10 +63,10 @@ async function watched(): Promise<void> {
 }
 
 test('nothing is requested while the view is hidden', async () => {
-  await tell({ last_checkpoint: last('one') });
+  await update({ last_checkpoint: last('one') });
   await watched();
   store.isWatched = false;
-  await tell({ last_checkpoint: last('two') });
+  await update({ last_checkpoint: last('two') });
   await vi.advanceTimersByTimeAsync(3_600_000);
   expect(list).toHaveBeenCalledTimes(1);
   expect(observers).toBe(0);
@@ -75,20 +75,20 @@ test('nothing is requested while the view is hidden', async () => {
 test('the list is requested again after a checkpoint was saved', async () => {
   await watched();
   expect(store.all.map(each => each.name)).toEqual(['before-lunch']);
-  await tell({ state: 'suspended' });
+  await update({ state: 'suspended' });
   expect(list).toHaveBeenCalledTimes(1);
-  await tell({ last_checkpoint: last('one') });
+  await update({ last_checkpoint: last('one') });
   expect(list).toHaveBeenCalledTimes(2);
 });
 
 test('a checkpoint that is being saved is shown until the list contains it', async () => {
   await watched();
-  await tell({ progress: { verb: 'checkpoint', checkpoint: 'new', done: 1, total: 4 } });
+  await update({ progress: { verb: 'checkpoint', checkpoint: 'new', done: 1, total: 4 } });
   expect(store.arriving).toEqual([{ name: 'new', session: 'lessons/train.ipynb' }]);
   expect(store.doing('new')).toMatchObject({ verb: 'checkpoint', done: 0.25 });
   let answer: (value: unknown) => void = () => undefined;
   list.mockReturnValueOnce(new Promise(resolve => (answer = resolve)));
-  await tell({ progress: null });
+  await update({ progress: null });
   expect(store.arriving.map(each => each.name)).toEqual(['new']);
   answer([aCheckpoint({ name: 'new' }), aCheckpoint()]);
   await vi.advanceTimersByTimeAsync(1);
@@ -98,8 +98,8 @@ test('a checkpoint that is being saved is shown until the list contains it', asy
 
 test('a checkpoint that could not be saved is removed', async () => {
   await watched();
-  await tell({ progress: { verb: 'checkpoint', checkpoint: 'new', done: 1, total: 4 } });
-  await tell({ progress: null });
+  await update({ progress: { verb: 'checkpoint', checkpoint: 'new', done: 1, total: 4 } });
+  await update({ progress: null });
   expect(store.arriving).toEqual([]);
 });
 

@@ -26,7 +26,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-function tell(event: object): void {
+function emit(event: object): void {
   stream.emit({ schema_id: EVENT_SCHEMA, ...event } as unknown as Event.Emission);
 }
 
@@ -47,12 +47,12 @@ test('the status is requested regularly while there are observers', async () => 
 });
 
 test('events are applied without a request, and changes are emitted once a frame', async () => {
-  const heard = vi.fn();
-  model.changed.connect(heard);
-  tell({ session: 'session-1', state: 'suspended', device: 'cpu:0', memory: 0, reason: 'Rests.' });
-  tell({ session: 'session-1', pinned: true });
+  const onChanged = vi.fn();
+  model.changed.connect(onChanged);
+  emit({ session: 'session-1', state: 'suspended', device: 'cpu:0', memory: 0, reason: 'Rests.' });
+  emit({ session: 'session-1', pinned: true });
   await vi.advanceTimersByTimeAsync(20);
-  expect(heard).toHaveBeenCalledTimes(1);
+  expect(onChanged).toHaveBeenCalledTimes(1);
   expect(model.get('session-1')).toMatchObject({
     state: 'suspended',
     pinned: true,
@@ -64,17 +64,17 @@ test('events are applied without a request, and changes are emitted once a frame
 
 test('a field that an event lacks is reset', async () => {
   const progress = { verb: 'restore', checkpoint: 'one', done: 1, total: 2 };
-  tell({ session: 'session-1', state: 'running', progress });
+  emit({ session: 'session-1', state: 'running', progress });
   expect(model.get('session-1')?.progress).toEqual(progress);
-  tell({ session: 'session-1', state: 'running' });
+  emit({ session: 'session-1', state: 'running' });
   expect(model.get('session-1')?.progress).toBeNull();
 });
 
 test('a new session causes a request, and an ended one is removed', async () => {
-  tell({ session: 'session-2', kernel_id: 'kernel-2', state: 'idle', device: 'cpu:1' });
+  emit({ session: 'session-2', kernel_id: 'kernel-2', state: 'idle', device: 'cpu:1' });
   await vi.advanceTimersByTimeAsync(100);
   expect(status).toHaveBeenCalledTimes(2);
-  tell({ session: 'session-1', state: 'idle', ended: true });
+  emit({ session: 'session-1', state: 'idle', ended: true });
   expect(model.ofKernel('kernel-1')).toBeUndefined();
 });
 
@@ -83,7 +83,7 @@ test('events received during a request outlast its response', async () => {
   status.mockReturnValueOnce(new Promise(resolve => (answer = resolve)));
   model.invalidate();
   await vi.advanceTimersByTimeAsync(10);
-  tell({ session: 'session-1', state: 'queued', device: 'cpu:0', queue_position: 2 });
+  emit({ session: 'session-1', state: 'queued', device: 'cpu:0', queue_position: 2 });
   answer({ devices: [aDevice()], sessions: [aSession()], sharing: {} });
   await vi.advanceTimersByTimeAsync(100);
   expect(model.get('session-1')).toMatchObject({ state: 'queued', queue_position: 2 });
@@ -98,9 +98,9 @@ test('failed requests are retried, and the problem is shown meanwhile', async ()
   expect(model.problem).toBe('The Jupyter server cannot be reached.');
   await vi.advanceTimersByTimeAsync(120_000);
   expect(model.problem).toBe('');
-  const asked = status.mock.calls.length;
+  const calls = status.mock.calls.length;
   await vi.advanceTimersByTimeAsync(3_600_000);
-  expect(status).toHaveBeenCalledTimes(asked);
+  expect(status).toHaveBeenCalledTimes(calls);
 });
 
 test('events of other schemas are ignored', async () => {

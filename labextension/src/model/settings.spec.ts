@@ -35,11 +35,11 @@ test('a new setting applies at once, is emitted and is saved', async () => {
   const known = registry(DEFAULTS);
   const settings = new SingSettings(known as unknown as ISettingRegistry);
   await settings.ready;
-  const heard = vi.fn();
-  settings.changed.connect(heard);
+  const onChanged = vi.fn();
+  settings.changed.connect(onChanged);
   const saving = settings.set('confirmSuspend', false);
   expect(settings.get('confirmSuspend')).toBe(false);
-  expect(heard).toHaveBeenCalledTimes(1);
+  expect(onChanged).toHaveBeenCalledTimes(1);
   await saving;
   expect(known.saved.set).toHaveBeenCalledWith('confirmSuspend', false);
 });

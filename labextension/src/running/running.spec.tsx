@@ -16,16 +16,16 @@ const trans = nullTranslator.load('jupyter_sing');
 
 let model: FakeModel;
 let manager: RunningDevices;
-let asked: ReturnType<typeof vi.fn>;
+let executed: ReturnType<typeof vi.fn>;
 let root: Root;
 let place: HTMLElement;
 
 beforeEach(() => {
   model = new FakeModel([aDevice(), aDevice({ id: 'cuda:1', sessions: [] })], [aSession()]);
   const commands = new CommandRegistry();
-  asked = vi.fn();
+  executed = vi.fn();
   for (const id of [CommandIDs.suspend, CommandIDs.resume, CommandIDs.openNotebook]) {
-    commands.addCommand(id, { execute: args => asked(id, args) });
+    commands.addCommand(id, { execute: args => executed(id, args) });
   }
   manager = new RunningDevices(commands, model, trans);
   place = document.body.appendChild(document.createElement('div'));
@@ -122,9 +122,9 @@ test('no action of the panel shuts a kernel down', () => {
 test('the button suspends or resumes, and a click beside it opens the notebook', () => {
   render();
   button('session-1')!.click();
-  expect(asked.mock.calls).toEqual([[CommandIDs.suspend, { session: 'session-1' }]]);
+  expect(executed.mock.calls).toEqual([[CommandIDs.suspend, { session: 'session-1' }]]);
   row('session-1').querySelector<HTMLElement>('.jp-Sing-rowName')!.click();
-  expect(asked).toHaveBeenLastCalledWith(CommandIDs.openNotebook, { session: 'session-1' });
+  expect(executed).toHaveBeenLastCalledWith(CommandIDs.openNotebook, { session: 'session-1' });
 });
 
 test('Enter opens the notebook of the item that has the focus, and leaves buttons alone', async () => {
@@ -135,9 +135,9 @@ test('Enter opens the notebook of the item that has the focus, and leaves button
   place.addEventListener('keydown', taken);
   button('session-1')!.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter', bubbles: true }));
   expect(taken).not.toHaveBeenCalled();
-  expect(asked).not.toHaveBeenCalled();
+  expect(executed).not.toHaveBeenCalled();
   item.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter', bubbles: true }));
-  expect(asked.mock.calls).toEqual([[CommandIDs.openNotebook, { session: 'session-1' }]]);
+  expect(executed.mock.calls).toEqual([[CommandIDs.openNotebook, { session: 'session-1' }]]);
 });
 
 test("other users' sessions have no actions", () => {
@@ -205,7 +205,7 @@ test('the button for all suspends idle sessions that are not pinned', () => {
   expect(manager.shutdownAllLabel).toBe('Suspend Idle');
   expect(manager.shutdownAllConfirmationText()).toContain('Suspend one idle session?');
   manager.shutdownAll();
-  expect(asked.mock.calls).toEqual([[CommandIDs.suspend, { session: 'a' }]]);
+  expect(executed.mock.calls).toEqual([[CommandIDs.suspend, { session: 'a' }]]);
   model.sessions = [];
   expect(manager.shutdownAllConfirmationText()).toContain('You have no idle session');
 });

@@ -212,13 +212,13 @@ test('the notebook of a session is opened if this server has it', async () => {
 });
 
 test('command changes are emitted only when the state changes', async () => {
-  const heard = vi.fn();
-  registry.commandChanged.connect((_, { id }) => id === CommandIDs.suspend && heard());
+  const onChanged = vi.fn();
+  registry.commandChanged.connect((_, { id }) => id === CommandIDs.suspend && onChanged());
   model.put(aSession({ state: 'idle' }));
-  expect(heard).toHaveBeenCalledTimes(1);
+  expect(onChanged).toHaveBeenCalledTimes(1);
   model.put(aSession({ state: 'idle', memory: 7 }));
-  expect(heard).toHaveBeenCalledTimes(1);
+  expect(onChanged).toHaveBeenCalledTimes(1);
   shell.currentWidget = notebook('kernel-1');
   shell.currentChanged.emit();
-  expect(heard).toHaveBeenCalledTimes(2);
+  expect(onChanged).toHaveBeenCalledTimes(2);
 });

@@ -31,7 +31,7 @@ afterEach(() => Notification.dismiss());
 const notifications = () =>
   Notification.manager.notifications.map(each => [each.type, each.message]);
 
-function tell(event: ISessionEvent): void {
+function emit(event: ISessionEvent): void {
   const { session, ...changes } = event;
   const before = model.get(session);
   if (before && !event.ended) {
@@ -59,8 +59,8 @@ function press(): void {
 }
 
 test('a checkpoint is restored into the next kernel of a notebook whose kernel died', () => {
-  tell({ session: 'session-1', ended: true });
-  tell(DIED);
+  emit({ session: 'session-1', ended: true });
+  emit(DIED);
   expect(notifications()).toEqual([
     ['warning', 'The kernel of train.ipynb died. Restore checkpoint evening to continue.']
   ]);
@@ -73,8 +73,8 @@ test('a checkpoint is restored into the next kernel of a notebook whose kernel d
 });
 
 test('dismissing the notification cancels the restore', () => {
-  tell({ session: 'session-1', ended: true });
-  tell(DIED);
+  emit({ session: 'session-1', ended: true });
+  emit(DIED);
   press();
   Notification.dismiss(Notification.manager.notifications[0].id);
   model.put(aSession({ id: 'session-2' }));

@@ -68,18 +68,18 @@ class Notices {
     } else if (before && isMine(before) && !event.ended && event.state !== before.state) {
       const now = { ...before, ...event, reason: event.reason ?? before.reason } as Session;
       if (event.state === 'failed') {
-        this._tell(now, 'error');
+        this._notify(now, 'error');
       } else if (
         event.state === 'suspended' &&
         (bySomebodyElse(now) ||
           ((before.state === 'running' || before.pinned) && !ASKED_FOR.test(now.reason)))
       ) {
-        this._tell(now, 'warning', CommandIDs.resume);
+        this._notify(now, 'warning', CommandIDs.resume);
       }
     }
   }
 
-  private _tell(session: Session, type: 'error' | 'warning', command?: string): void {
+  private _notify(session: Session, type: 'error' | 'warning', command?: string): void {
     const { _trans: trans } = this;
     const text = trans.__('%1: %2', sessionName(session, trans), readable(session.reason));
     const act = (id: string) => () => void this._commands.execute(id, { session: session.id });

@@ -133,14 +133,14 @@ function drawSteps(
   const right = Math.min(width, toPixel(now, range, width));
   const edge = new Path2D();
   const area = new Path2D();
-  let isBegun = false;
+  let isStarted = false;
   let lastX = 0;
   let lastY = bottom;
   const to = (x: number, y: number) => {
-    if (!isBegun) {
+    if (!isStarted) {
       edge.moveTo(x, y);
       area.moveTo(x, bottom);
-      isBegun = true;
+      isStarted = true;
     } else {
       // Where the value is zero, no edge is drawn.
       if (lastY === bottom) {
@@ -157,7 +157,7 @@ function drawSteps(
   for (const [x, value] of curveOf(steps, range, width, now)) {
     to(x, bottom - Math.min(1, value / box.most) * box.height);
   }
-  if (!isBegun || right <= lastX) {
+  if (!isStarted || right <= lastX) {
     return;
   }
   to(right, lastY);

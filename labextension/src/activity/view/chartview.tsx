@@ -80,7 +80,7 @@ export function Chart(props: IChartProps): React.ReactElement {
   const [cursor, setCursor] = useState<number | null>(null); // the moment that is pointed at
   const [hit, setAim] = useState<IHit | null>(null);
   const [selection, setSelection] = useState<ISelection | null>(null);
-  const [said, setSaid] = useState('');
+  const [sentence, setSentence] = useState('');
   const drag = useRef<{ x: number; window: IWindow; now: number; isMoving: boolean } | null>(null);
   const range = rangeOf(window, now);
   const { start, end } = range;
@@ -185,7 +185,7 @@ export function Chart(props: IChartProps): React.ReactElement {
   const select = useCallback(
     (device: string, item: Item | null): void => {
       setSelection(item && { device, item });
-      setSaid(item ? itemSentence(item, device, until, now, clock, trans) : '');
+      setSentence(item ? itemSentence(item, device, until, now, clock, trans) : '');
       if (item) {
         onWindow(before => showing(before, item.start, now));
       }
@@ -431,7 +431,7 @@ export function Chart(props: IChartProps): React.ReactElement {
         )}
       </div>
       <div className="jp-SingActivity-hidden" aria-live="polite">
-        {said}
+        {sentence}
       </div>
     </div>
   );

@@ -65,7 +65,7 @@ async function press(key: string): Promise<void> {
   });
 }
 
-function said(): string {
+function sentence(): string {
   return panel.node.querySelector('[aria-live]')!.textContent!;
 }
 
@@ -75,12 +75,12 @@ test('arrow keys step through a device, and its entries are announced', async ()
   expect(plots).toHaveLength(2);
   plots[0].focus();
   await press('End');
-  const last = said();
+  const last = sentence();
   expect(last).toMatch(/GPU 0|\d\d:\d\d/);
   await press('ArrowLeft');
-  expect(said()).not.toBe(last);
+  expect(sentence()).not.toBe(last);
   await press('ArrowRight');
-  expect(said()).toBe(last);
+  expect(sentence()).toBe(last);
   await press('Enter');
   expect(opened).toHaveLength(1);
   await press('ArrowDown');
