@@ -89,7 +89,7 @@ class Controller:
             self._sessions,
             self._journal,
             lambda session: self._outlooks.of(session),
-            lambda known: self._allow(known, said=True),
+            lambda known: self._allow(known, logged=True),
         )
         self._outlooks = WaitEstimates(
             lambda now: self._engine.outlooks(now), self._runner.named, clock
@@ -138,7 +138,7 @@ class Controller:
             self._runner.note(
                 terms.session, "restart", "The controller was restarted. The session continues."
             )
-        self._allow(known, said=bool(self._rules.text))
+        self._allow(known, logged=bool(self._rules.text))
 
     def changed(self, terms: SessionDescription) -> None:
         """See `Arbiter`."""
@@ -159,7 +159,7 @@ class Controller:
         """Re-apply the current policy to a session; `anyway`: even if its terms are the same."""
         standing, before = self._rules.standing(known.terms.user, known.terms.tier), known.standing
         known.standing = standing
-        terms, known.said = known.terms, False
+        terms, known.sent = known.terms, False
         if anyway or standing != before:
             vc = standing.vc if standing.vc != before.vc else None
             self._driver.send(
@@ -168,10 +168,10 @@ class Controller:
                     standing.may_pack, vc, device=terms.device,
                 )
             )  # fmt: skip
-        self._allow(known, said=anyway or standing != before)
+        self._allow(known, logged=anyway or standing != before)
 
-    def _allow(self, known: SessionEntry, *, said: bool) -> None:
-        """Send the present limits of a session to the agent; with `said`, also log them."""
+    def _allow(self, known: SessionEntry, *, logged: bool) -> None:
+        """Send the present limits of a session to the agent; with `logged`, also log them."""
         terms, standing = known.terms, known.standing
         allowance = self._rules.allowance(terms.user, standing.tier)
         part = self._settings().targets.get(standing.tier, 0.0)
@@ -182,8 +182,8 @@ class Controller:
         promised = 0.0 if shortfall else part
         allowance = replace(allowance, promised=promised, shortfall=shortfall)
         self._actions.allow(terms.session, allowance)
-        known.said = True
-        if said:
+        known.sent = True
+        if logged:
             stays = f"; its memory stays on {device_name(terms.device)}" if terms.pinned else ""
             why = f"It is served as {standing}, for {terms.user}{stays}. {shortfall}".rstrip()
             self._runner.note(terms.session, "terms", why)

@@ -102,7 +102,7 @@ class DecisionRunner:
         """Tell a session whether the target of its tier is kept."""
         if known := self._sessions.get(decision.session):
             known.shortfall = "" if decision.kept else decision.reason.partition(": ")[2]
-            if known.said:  # else it is about to be
+            if known.sent:  # else it is about to be
                 self._on_guarantee(known)
 
     def _name(self, session: str) -> str:

@@ -25,7 +25,7 @@ class SessionEntry:
         True if its memory is on its device.
     shortfall : str
         Why the target of its tier cannot be kept, as a clause; empty if it is kept.
-    said : bool
+    sent : bool
         True if all of this was sent to the agent.
     """
 
@@ -35,7 +35,7 @@ class SessionEntry:
     holds: bool = False
     resident: bool = False
     shortfall: str = ""
-    said: bool = False
+    sent: bool = False
 
     def view(self) -> SessionUse:
         """Return the session as `differences` of policies need it."""

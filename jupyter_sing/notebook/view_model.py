@@ -131,10 +131,10 @@ class View:
 
     def lines(self) -> list[str]:
         """Return the view as lines of text, without the devices."""
-        said = self.sentence
-        if self.word and not said.startswith(self.word):
-            said = f"{self.word}: {said}" if said else self.word
-        head = f"{self.glyph} {said}" if self.word else said
+        head_text = self.sentence
+        if self.word and not head_text.startswith(self.word):
+            head_text = f"{self.word}: {head_text}" if head_text else self.word
+        head = f"{self.glyph} {head_text}" if self.word else head_text
         pinned = "Pinned: stays on its GPU" if self.pinned else ""
         found = [head, self.memory, self.queue, pinned, self.progress, self.checkpoint]
         return [each for each in found if each]
@@ -153,11 +153,11 @@ class View:
         again = bool(self.word) and self.sentence.startswith(self.word)
         rest = self.sentence.removeprefix(self.word) if again else f" {self.sentence}".rstrip()
         state = f"{glyph} <b>{html.escape(self.word)}</b>" if self.word else ""
-        said = f'<div role="status">{f"{state}{html.escape(rest)}".strip()}</div>'
+        head_text = f'<div role="status">{f"{state}{html.escape(rest)}".strip()}</div>'
         bar = bar_html(*self.share, self.memory) if self.share else ""
         more = [f"{bar}{html.escape(self.memory)}" if self.memory else ""]
         more += [html.escape(each) for each in (self.queue, self.checkpoint)]
-        return said + "".join(f"<div>{each}</div>" for each in more if each)
+        return head_text + "".join(f"<div>{each}</div>" for each in more if each)
 
     def progress_html(self) -> str:
         """Return the save or restore in progress as HTML; "" if there is none."""

@@ -146,12 +146,12 @@ class StatusPanel:
         self._view, self._changed_at = View.of(None, ""), datetime.now()
         self._busy: dict[str, str] = {}
         self._message: list[str] = []
-        self._looked_at = False
+        self._had_views = False
         # Value that the toggle shows. Set only when it is to change: else a click could be lost.
         self._pin_shown = False
 
         self._state, self._far = widgets.HTML(), widgets.HTML()
-        self._said, self._devices = widgets.HTML(), widgets.HTML()
+        self._message_box, self._devices = widgets.HTML(), widgets.HTML()
         self._buttons = {
             name: widgets.Button(description=name, tooltip=view_model.HINTS[name], icon=icon)
             for name, icon in ((view_model.SUSPEND, "pause"), (view_model.RESUME, "play"))
@@ -173,7 +173,7 @@ class StatusPanel:
         self._buttons[view_model.PIN].observe(self._on_pin, "value")
         row = widgets.HBox(list(self._buttons.values()))
         row.layout.flex_flow = "row wrap"
-        children = [self._state, row, self._far, self._said, self._devices]
+        children = [self._state, row, self._far, self._message_box, self._devices]
         self.box = widgets.VBox(children, _view_count=0)  # 0: the front end is to count its views
         self.box.observe(self._on_views, "_view_count")
         self._show()
@@ -192,7 +192,7 @@ class StatusPanel:
                 each.close()
 
     def _widgets(self) -> list[Any]:
-        inner = [self._state, self._far, self._said, self._devices, *self._buttons.values()]
+        inner = [self._state, self._far, self._message_box, self._devices, *self._buttons.values()]
         return [self.box, *self.box.children[1:2], *inner]
 
     # ---------------------------------------------------------------- display
@@ -218,8 +218,8 @@ class StatusPanel:
                 self._view, self._changed_at = shown, datetime.now()
             _set(self._state, "value", shown.state_html())
             _set(self._far, "value", shown.progress_html() if self._takes_long(shown) else "")
-            said = [*filter(None, self._busy.values()), *self._message]
-            _set(self._said, "value", view_model.message_html(said))
+            message = [*filter(None, self._busy.values()), *self._message]
+            _set(self._message_box, "value", view_model.message_html(message))
             since = view_model.since_html(self._changed_at)
             _set(self._devices, "value", shown.devices_html() + since)
             for name, button in self._buttons.items():
@@ -241,9 +241,9 @@ class StatusPanel:
     def _on_views(self, change: Any) -> None:
         """Called when the front end reports the number of views."""
         if change["new"]:
-            self._looked_at = True
+            self._had_views = True
             status_watcher.current.join(self._take)
-        elif self._looked_at:
+        elif self._had_views:
             status_watcher.current.leave(self._take)
 
     # ---------------------------------------------------------------- buttons
@@ -268,17 +268,17 @@ class StatusPanel:
 
         def work() -> None:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            said: list[str] = []
+            message: list[str] = []
             try:
-                said = verb(session)
+                message = verb(session)
             except ElsewhereError:
                 pass  # the request was not made by this process
             except (ControlError, OSError) as error:
-                said = [str(error)]
+                message = [str(error)]
             finally:
                 with self._lock:
                     del self._busy[name]
-                    self._message = said
+                    self._message = message
                     self._show()
 
         threading.Thread(target=work, name=f"jupyter_sing {name}", daemon=True).start()

@@ -153,16 +153,16 @@ def _safe(directory: Path, inside: Callable[[Path], T | None]) -> T | None:
 @contextlib.contextmanager
 def _locked(cache: Path, key: str, tell: Tell) -> Iterator[None]:
     """Hold the lock of a key: one process builds; the others wait, and report its progress."""
-    told: tuple[int, int] | None = None
+    shown: tuple[int, int] | None = None
     with (cache / f"{key}.lock").open("w") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 far = _noted(cache, key) or (0, 0)
-                if far != told:
+                if far != shown:
                     tell(*far)
-                    told = far
+                    shown = far
                 time.sleep(POLL_SECONDS)
             else:
                 break

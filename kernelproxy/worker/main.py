@@ -223,8 +223,8 @@ def _set_lease(control: socket.socket, library: ctypes.CDLL, order: Lease) -> No
     if order.given or order.within <= 0:
         library.sing_worker_lease(order.token, int(order.given))
     if not order.given:
-        told = (control, library, order)
-        threading.Thread(target=_report_parked, args=told, daemon=True).start()
+        given = (control, library, order)
+        threading.Thread(target=_report_parked, args=given, daemon=True).start()
 
 
 def _report_parked(control: socket.socket, library: ctypes.CDLL, order: Lease) -> None:
