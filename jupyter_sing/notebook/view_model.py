@@ -153,11 +153,11 @@ class View:
         again = bool(self.word) and self.sentence.startswith(self.word)
         rest = self.sentence.removeprefix(self.word) if again else f" {self.sentence}".rstrip()
         state = f"{glyph} <b>{html.escape(self.word)}</b>" if self.word else ""
-        head_text = f'<div role="status">{f"{state}{html.escape(rest)}".strip()}</div>'
+        status = f'<div role="status">{f"{state}{html.escape(rest)}".strip()}</div>'
         bar = bar_html(*self.share, self.memory) if self.share else ""
         more = [f"{bar}{html.escape(self.memory)}" if self.memory else ""]
         more += [html.escape(each) for each in (self.queue, self.checkpoint)]
-        return head_text + "".join(f"<div>{each}</div>" for each in more if each)
+        return status + "".join(f"<div>{each}</div>" for each in more if each)
 
     def progress_html(self) -> str:
         """Return the save or restore in progress as HTML; "" if there is none."""

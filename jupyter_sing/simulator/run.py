@@ -117,7 +117,7 @@ class Simulation:
         self._scheduler, self._terms = scheduler, terms
         self._show, self._total = show, workload.cells
         self._runs: dict[SessionId, SessionRun] = {}
-        self._said: dict[SessionId, str] = {}  # why a session waits
+        self._reasons: dict[SessionId, str] = {}  # why a session waits
         devices = SimulatedDevices(cluster, _classes(workload))
         self._world = SimulatedWorld(cluster, devices, self._notify)
         self._memory = SimulatedMemory(self._world, self._close)
@@ -157,7 +157,7 @@ class Simulation:
 
     def _waiting_text(self) -> str:
         names = [name for name, run in self._runs.items() if run.waiting and run.started is None]
-        why = next((f": {self._said[name]}" for name in names if name in self._said), "")
+        why = next((f": {self._reasons[name]}" for name in names if name in self._reasons), "")
         return f"{len(names)} sessions wait ({', '.join(names[:3])}, …){why}"
 
     def _notify(self, event: Event) -> None:
@@ -177,7 +177,7 @@ class Simulation:
             case Pack() | Unpack():
                 raise SimulationError(f"No session here may be packed: {decision.reason}")
             case Queued():
-                self._said[decision.session] = decision.reason
+                self._reasons[decision.session] = decision.reason
             case GuaranteeChanged():
                 pass
 

@@ -62,11 +62,11 @@ Build = Callable[[Path, Tell], object]
 
 def lines(say: Callable[[str], object]) -> Message:
     """Return a callback that reports each compilation once, in one line, without its progress."""
-    said: set[str] = set()
+    announced: set[str] = set()
 
     def tell(compiling: Compiling) -> None:
-        if compiling.what not in said:
-            said.add(compiling.what)
+        if compiling.what not in announced:
+            announced.add(compiling.what)
             say(f"{replace(compiling, total=0)}.")
 
     return tell

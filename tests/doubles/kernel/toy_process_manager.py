@@ -110,7 +110,7 @@ class ToyProcessManager:
     def __init__(self, session: str, *, listens: bool = False, busy: bool = False) -> None:
         self.session, self.kernel = session, KernelProcess(session, "listen" if listens else "")
         self.beside: KernelProcess | None = None
-        self.promised = False
+        self.committed = False
         self.orders: list[str] = []
         self.refuse: dict[str, str] = {}
         self.before: dict[str, Callable[[], object]] = {}
@@ -178,7 +178,7 @@ class ToyProcessManager:
         with sock, contextlib.suppress(OSError):
             while True:
                 self._obey(sock)
-        if self.promised:
+        if self.committed:
             self._replace()
 
     def _obey(self, sock: socket.socket) -> None:
@@ -213,7 +213,7 @@ class ToyProcessManager:
             case LetThrough():
                 if self.beside is not None:
                     self.beside.kill()
-                    self.beside, self.promised = None, False
+                    self.beside, self.committed = None, False
                 if self.holds:
                     self.holds = False
                     self._turn.release()
@@ -222,7 +222,7 @@ class ToyProcessManager:
             case Revive():
                 return self._revive(order)
             case CommitReplace():
-                self.promised = True
+                self.committed = True
             case Replace():
                 self._replace()
         return Done()
@@ -231,7 +231,7 @@ class ToyProcessManager:
         assert self.beside is not None
         with self.kernel.asking:  # until a pending request is answered
             self.kernel.kill()
-        self.kernel, self.beside, self.promised = self.beside, None, False
+        self.kernel, self.beside, self.committed = self.beside, None, False
 
     def _dump(self, order: Dump, why: str) -> Message:
         kernel, directory = self.kernel, Path(order.directory)
