@@ -81,8 +81,29 @@ DIALECT = {
     "tender": "process manager",
     "whereabouts": "object path",
 }
+#: The same in the product alone: tests still use some of these.
+PRODUCT_DIALECT = {
+    "askers": "waiters",
+    "begun": "started",
+    "everybody": "all users, all sessions",
+    "hear": "receive",
+    "heard": "received",
+    "hearing": "receiving",
+    "hears": "receives",
+    "looks": "checks",
+    "nobody": "no user, no session",
+    "patience": "pause, time limit",
+    "promise": "guarantee",
+    "promises": "guarantees",
+    "said": "text, sent, logged",
+    "somebody": "a user, a session",
+    "told": "notified, reported",
+    "wish": "request",
+    "wished": "requested",
+    "wishes": "requests",
+}
 #: Identifiers that other versions or the disk know.
-ON_THE_WIRE = frozenset({"Knock", "Tend", "tended"})
+ON_THE_WIRE = frozenset({"CheckpointBegun", "Knock", "Tend", "tended"})
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 #: A test is called after its subject, and what is expected of it.
 _TEST_OPENING = re.compile(
@@ -190,13 +211,13 @@ def _idioms(line: int, text: str) -> Iterator[tuple[int, str]]:
         yield line + plain.count("\n", 0, found.start()), f"{found.group()!r}: {term}"
 
 
-def _in_names(source: str) -> Iterator[tuple[int, str]]:
+def name_findings(source: str, dialect: dict[str, str]) -> Iterator[tuple[int, str]]:
     """Find identifiers of the dialect, and names of tests that do not say their subject."""
     for line, identifier in identifiers(source):
         words = {each.lower() for each in _WORD.findall(identifier)}
-        for word in sorted(words & DIALECT.keys()):
+        for word in sorted(words & dialect.keys()):
             if identifier not in ON_THE_WIRE:
-                yield line, f"{identifier}: {DIALECT[word]}"
+                yield line, f"{identifier}: {dialect[word]}"
         if _TEST_OPENING.match(identifier):
             yield line, f"{identifier}: begin with the subject of the test"
 
@@ -215,7 +236,8 @@ def findings(path: Path) -> Iterator[str]:
             if len(re.findall(r"[A-Za-z]{2,}", text)) >= _SENTENCE_WORDS_MIN:
                 found += _idioms(line, text)
     if path.suffix == ".py":
-        found += _in_names(source)
+        is_product = name.startswith(PRODUCT)
+        found += name_findings(source, DIALECT | PRODUCT_DIALECT if is_product else DIALECT)
     for line, text in sorted(found):
         yield f"{name}:{line}: {text}"
 
