@@ -233,7 +233,7 @@ def test_notebook_shows_the_reason_for_waiting(
         in_thread(Timer.made[0].fire)
         while len(shown) < 2:
             threading.Event().wait(0.01)
-        fake_daemon.notify(queued | {"state": "restoring", "queue_position": None})
+        fake_daemon.tell(queued | {"state": "restoring", "queue_position": None})
         while len(shown) < 3:
             threading.Event().wait(0.01)
     assert shown == [

@@ -71,7 +71,7 @@ class ShownWidget:
     @property
     def text(self) -> str:
         return "".join(
-            each.value for each in (self.panel._state, self.panel._far, self.panel._said)
+            each.value for each in (self.panel._state, self.panel._far, self.panel._message_box)
         )
 
 

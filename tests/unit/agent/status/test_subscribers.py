@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "notified"),
     [
         ({}, False),
         ({"log_head": 7, "operators": 8, "queued_for": 9.0, "last_activity": "now"}, False),
@@ -32,7 +32,7 @@ def test_changes_that_are_not_shown_are_not_sent(changes: dict[str, Any], notifi
 
 
 @pytest.mark.parametrize(
-    ("total", "before", "now", "told"),
+    ("total", "before", "now", "notified"),
     [
         (GIB, 100 * MIB, 105 * MIB, False),
         (GIB, 100 * MIB, 111 * MIB, True),  # more than one part in a hundred
@@ -50,7 +50,7 @@ def test_memory_is_sent_where_it_is_visible(
 
 
 @pytest.mark.parametrize(
-    ("before", "seconds", "now", "told"),
+    ("before", "seconds", "now", "notified"),
     [
         (None, 1.0, None, False),
         (None, 1.0, 5.0, True),
