@@ -10,6 +10,7 @@ If it dies, its kernels die with it, as they do with a server that does not keep
 `daemon`           the process: owners of kernels, their ends, and its own exit
 `hosted_kernel`    one kernel in it, in a sandbox or not
 `process_manager`  saves, restores and replaces the process of such a kernel
+`agent_link`       its connection to the agent, which sends the commands
 `process_handle`   the process as the kernel manager sees it: always one, even if it is replaced
 `client`           a kernel as its server sees it, over its connection
 `server_records`   what a server leaves on disk for its successor

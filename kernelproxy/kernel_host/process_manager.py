@@ -1,10 +1,9 @@
 """Process manager: saves, restores and replaces a kernel's process on the agent's commands.
 
-A thread of the kernel host, or of a server that does not keep kernels. The agent makes all
-decisions; only the process manager touches the process and its ZMQ proxy. If the agent dies, it
-connects to the next one, as kernels do (`kernelproxy.kernel.activation.agent_connection`), and lets
-requests through meanwhile. A command in progress is completed first, and so is a promised
-replacement: the next agent finds either the state before or the state after.
+The agent makes all decisions; they arrive in the thread of `agent_link`. Only the process manager
+touches the process and its ZMQ proxy. If the agent dies, it lets requests through until the next
+one is connected. A command in progress is completed first, and so is a promised replacement: the
+next agent finds either the state before or the state after.
 """
 
 from __future__ import annotations
@@ -13,27 +12,18 @@ import contextlib
 import logging
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from kernelproxy.common import fork_hygiene, paths, protocol
-from kernelproxy.common.errors import (
-    ControlError,
-    ProcessError,
-    ProtocolError,
-    Reason,
-    SingError,
-)
-from kernelproxy.common.ipc.agent_client import Control, connect
-from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.errors import ProcessError
 from kernelproxy.common.protocol import Message
 from kernelproxy.criu import criu, images, sandbox
+from kernelproxy.kernel_host.agent_link import AgentLink
 from kernelproxy.kernel_host.process_handle import Body, end
 from kernelproxy.zmq_proxy import connection
 from kernelproxy.zmq_proxy.connection import Connection
@@ -50,8 +40,6 @@ READY_SECONDS_MAX = 60.0
 #: nothing after that, so giving up would leave a useless kernel: longer than cells take that ask to
 #: be replaced.
 FINISH_SECONDS_MAX = 86_340.0
-#: As for kernels: time for the next agent to reply.
-RECONNECT_SECONDS_MAX = 120.0
 
 logger = logging.getLogger(__name__)
 
@@ -100,23 +88,16 @@ class ProcessManager:
         self._info, self._name = info, name
         self._official = connection.official(info)
         self._private = connection.private(self._official)
-        self._path = paths.socket_path() if path is None else Path(path)
+        self._link = AgentLink(path, self)
         self._directory = _private_directory()
         self._body: Body | None = None
         self._candidate: _Candidate | None = None
-        self._lock = threading.Lock()
-        self._connecting: Control | None = None
-        self._sock: socket.socket | None = None
-        self._obeying = self._closed = False
-        self._waited_for = False  # a request needs a process, and
-        self._unreported = False  # the agent was not notified of it
-        self._thread = threading.Thread(target=self._run, name="jupyter_sing tender", daemon=True)
         self._lifeline = os.pipe()  # its end of file reports our death to the sandboxes
         self._outlets: list[int | None] = [None, None]
         fork_hygiene.register(self)
         try:
             self.connection_file = self._write("first", self._private)
-            self._proxy = ZmqProxy(self._official, self._request_process, self._shut_down)
+            self._proxy = ZmqProxy(self._official, self._link.request_process, self._shut_down)
         except BaseException:
             self._free()
             raise
@@ -163,7 +144,7 @@ class ProcessManager:
             os.close(reader)
             if writer >= 0:
                 os.close(writer)
-        self._thread.start()
+        self._link.start()
         return process
 
     # Interface for the provisioner.
@@ -185,7 +166,7 @@ class ProcessManager:
 
     def poll(self) -> int | None:
         """Return the kernel's exit status; None if it has not ended."""
-        if not self._proxy.alive and not self._closed:
+        if not self._proxy.alive and not self._link.closed:
             return 1  # its ZMQ proxy has died by our bug; a restart helps
         return self.body.poll()
 
@@ -196,18 +177,11 @@ class ProcessManager:
 
     def close(self) -> None:
         """End the kernel, and free all its resources. Idempotent."""
-        with self._lock:
-            self._closed = True
-            if self._connecting is not None:
-                self._connecting.abort()
-            if self._sock is not None:
-                with contextlib.suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RDWR)
+        self._link.disconnect()
         if self._body is not None:
             self._body.kill()
         self._proxy.close()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._link.join()
         self._drop_candidate()
         if self._body is not None:
             self._body.reap()
@@ -227,115 +201,34 @@ class ProcessManager:
                 os.close(fd)
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    # Called by the ZMQ proxy, in its thread.
-
-    def _request_process(self) -> None:
-        """Record that a request waits for a process, and notify the agent."""
-        with self._lock:
-            self._waited_for = self._unreported = True
-            self._notify_agent()
-
-    def _notify_agent(self) -> None:
-        """Notify the agent of a waiting request; not before the reply to its current command."""
-        if self._unreported and not self._obeying and self._sock is not None:
-            with contextlib.suppress(OSError):  # the next agent is notified
-                send_message(self._sock, protocol.Knock())
-                self._unreported = False
-
     def _shut_down(self) -> None:
-        """Handle that a client has ended the kernel while it had no process."""
+        """Handle that a client has ended the kernel while it had no process.
+
+        Called by the ZMQ proxy, in its thread.
+        """
         self.body.kill(0)
 
-    # The connection to the agent.
+    # Called by the link, in its thread, as all that follows.
 
-    def _run(self) -> None:
-        try:
-            while not self._closed:
-                self._serve_agent()
-        except ControlError as error:
-            if not self._closed:
-                self._abandoned(str(error))
-
-    def _serve_agent(self) -> None:
-        """Connect to the agent, and carry out its commands until the connection ends.
-
-        Raises
-        ------
-        ControlError
-            If no running agent knows the session.
-        """
-        with connect(start=False, path=self._path) as control:
-            with self._lock:
-                if self._closed:
-                    return
-                self._connecting = control
-            try:
-                control.expect(protocol.Done, protocol.Tend(self.session), RECONNECT_SECONDS_MAX)
-            except ControlError as error:
-                if error.reason == "no-daemon":
-                    return  # it has died; there may be another one
-                raise
-            finally:
-                with self._lock:
-                    self._connecting = None
-            sock = control.detach()
-        with sock:
-            with self._lock:
-                if self._closed:
-                    return
-                self._sock, self._unreported = sock, self._waited_for
-                self._notify_agent()
-            try:
-                while True:
-                    self._obey(sock)
-            except (OSError, ProtocolError):
-                pass  # it has died
-            finally:
-                with self._lock:
-                    self._sock = None
-        self._unattended()
-
-    def _obey(self, sock: socket.socket) -> None:
-        """Wait for a command, and carry it out."""
-        order, fds = recv_message(sock)
-        for fd in fds:
-            os.close(fd)
-        with self._lock:
-            self._obeying = True
-        answer: Message
-        try:
-            answer = self._carry_out(order)
-        except (SingError, OSError) as error:
-            reason: Reason = "busy" if isinstance(order, protocol.HoldRequests) else "failed"
-            answer = protocol.Error(str(error), reason)
-        except Exception as error:
-            logger.exception("jupyter_sing: %s was not carried out", order.wire_kind)
-            answer = protocol.Error(f"internal error: {type(error).__name__}: {error}", "failed")
-        with self._lock:
-            self._obeying = False
-            send_message(sock, answer)
-            self._notify_agent()
-
-    def _unattended(self) -> None:
+    def unattended(self) -> None:
         """Let the kernel continue without the agent, which may have died at any point."""
         if self._candidate is not None and self._candidate.promised:
             with contextlib.suppress(ProcessError):  # then it is not replaced
                 self._replace()
         self._drop_candidate()
-        if not self._closed and self.body.pid:
+        if not self._link.closed and self.body.pid:
             with contextlib.suppress(ProcessError):
                 self._proxy.let_through()
 
-    def _abandoned(self, why: str) -> None:
+    def abandoned(self, why: str) -> None:
         """Handle that no agent knows the session: a hibernating kernel cannot be restored."""
-        self._unattended()
+        self.unattended()
         if not self.body.pid:
             logger.warning("jupyter_sing: the hibernating kernel is lost: %s", why)
             self.body.kill(1)
 
-    # Commands.
-
-    def _carry_out(self, order: Message) -> Message:
+    def carry_out(self, order: Message) -> Message:
+        """Carry out a command of the agent."""
         match order:
             case protocol.HoldRequests(seconds=seconds):
                 self._proxy.hold(seconds)
@@ -383,7 +276,7 @@ class ProcessManager:
                     criu.wake(pid, order.wake_fd, {"restored": False, "session": self.session})
         if not goes_on:
             body.gone()
-            self._waited_for = self._unreported = False
+            self._link.withdraw_request()
             self._proxy.freeze(False)
             self._proxy.detach()
         return seconds
@@ -435,7 +328,8 @@ class ProcessManager:
         if beside:
             self._candidate = _Candidate(running, after, order.session)
         else:
-            self._waited_for, self._unreported, self._private = False, False, after
+            self._link.withdraw_request()
+            self._private = after
             if not self.body.become(running.process, running.pid):
                 raise ProcessError("the kernel has ended", "restore")
         return running.pid
