@@ -11,20 +11,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from kernelproxy.common import fork_hygiene, paths, protocol
+from kernelproxy.common import protocol
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.common.protocol import Message
 from kernelproxy.criu import criu, images, sandbox
 from kernelproxy.kernel_host.agent_link import AgentLink
 from kernelproxy.kernel_host.process_handle import Body, end
+from kernelproxy.kernel_host.sandbox_resources import SandboxResources
 from kernelproxy.zmq_proxy import connection
 from kernelproxy.zmq_proxy.connection import Connection
 from kernelproxy.zmq_proxy.proxy import ZmqProxy
@@ -85,21 +84,17 @@ class ProcessManager:
         path: str | Path | None = None,
     ) -> None:
         self.form, self.session = form, session
-        self._info, self._name = info, name
         self._official = connection.official(info)
         self._private = connection.private(self._official)
         self._link = AgentLink(path, self)
-        self._directory = _private_directory()
+        self._resources = SandboxResources(info, name)
         self._body: Body | None = None
         self._candidate: _Candidate | None = None
-        self._lifeline = os.pipe()  # its end of file reports our death to the sandboxes
-        self._outlets: list[int | None] = [None, None]
-        fork_hygiene.register(self)
         try:
-            self.connection_file = self._write("first", self._private)
+            self.connection_file = self._resources.write("first", self._private)
             self._proxy = ZmqProxy(self._official, self._link.request_process, self._shut_down)
         except BaseException:
-            self._free()
+            self._resources.free()
             raise
 
     def start(
@@ -127,8 +122,8 @@ class ProcessManager:
         reader, writer = os.pipe()
         process = None
         try:
-            lifeline = self._lifeline[0]
-            self._outlets = [_kept(outlet) for outlet in outlets]
+            lifeline = self._resources.lifeline
+            self._resources.keep(outlets)
             prefix = sandbox.prefix(self.form, writer, lifeline)
             process = launch([*prefix, *command], [writer, lifeline])
             os.close(writer)
@@ -185,21 +180,7 @@ class ProcessManager:
         self._drop_candidate()
         if self._body is not None:
             self._body.reap()
-        self._free()
-
-    def disown(self) -> None:
-        """Called in a forked child: close its copy of the lifeline, which would keep sandboxes
-        alive after the parent's end.
-        """
-        fork_hygiene.let_go(self._lifeline)
-
-    def _free(self) -> None:
-        fds = [*self._lifeline, *self._outlets]
-        self._lifeline, self._outlets = (-1, -1), [None, None]
-        for fd in fds:
-            if fd is not None and fd >= 0:
-                os.close(fd)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._resources.free()
 
     def _shut_down(self) -> None:
         """Handle that a client has ended the kernel while it had no process.
@@ -311,11 +292,11 @@ class ProcessManager:
         if ports:
             line["ports"] = {str(old): new for old, new in ports.items()}
         if beside:
-            line["connection_file"] = self._write(order.session, after)
-        stdout, stderr = self._outlets
+            line["connection_file"] = self._resources.write(order.session, after)
+        stdout, stderr = self._resources.outlets
         running = criu.restore(
             self.form, directory, ports=ports,
-            lifeline_fd=self._lifeline[0], stdout=stdout, stderr=stderr,
+            lifeline_fd=self._resources.lifeline, stdout=stdout, stderr=stderr,
         )  # fmt: skip
         try:
             criu.wake(running.pid, images.Info.read(directory).wake_fd, line)
@@ -363,32 +344,3 @@ class ProcessManager:
             with contextlib.suppress(ProcessError):
                 self._proxy.discard()
             end(candidate.running.process)
-
-    def _write(self, name: str, where: Connection) -> str:
-        """Write a connection file for a process; return its path."""
-        directory = self._directory / name
-        directory.mkdir(mode=0o700, exist_ok=True)
-        where.write(directory / self._name, self._info)
-        return str(directory / self._name)
-
-
-def _kept(outlet: IO[bytes] | int | None) -> int | None:
-    """Keep an output of a process for its successor."""
-    if outlet is None:
-        return None
-    if not isinstance(outlet, int):
-        return os.dup(outlet.fileno())
-    if outlet == subprocess.PIPE:
-        return subprocess.DEVNULL  # its reader reads only the first process
-    return os.dup(outlet) if outlet >= 0 else outlet
-
-
-def _private_directory() -> Path:
-    """Make a directory for connection files, and remove those of servers that have died."""
-    parent = paths.runtime_dir() / "kernels"
-    parent.mkdir(mode=0o700, exist_ok=True)
-    for left in parent.iterdir():
-        owner = left.name.partition("-")[0]
-        if not Path("/proc", owner).exists():
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))
