@@ -17,7 +17,13 @@ print("kernel", os.getpid())"""
 
 
 @pytest.mark.parametrize("lab", [(TWO, "--SingExtension.idle_timeout=0")], indirect=True)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGTERM, id="terminated", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_notebook_is_unchanged_after_a_server_restart(
     lab: Lab, screen: Screen, number: int
 ) -> None:

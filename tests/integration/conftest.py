@@ -145,12 +145,17 @@ class ToyHost:
         return found
 
 
+def run_state(pid: int) -> str:
+    """Return a process's state as a letter, see proc(5); "" if it does not exist."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def lives(pid: int) -> bool:
     """True if a process exists and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return run_state(pid) not in ("", "Z")
 
 
 def kill_at_once(*pids: int) -> None:

@@ -64,6 +64,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 plain = pytest.mark.parametrize("form", ["plain"], indirect=True)
 process = pytest.mark.parametrize("form", ["process"], indirect=True)
+exhaustive = pytest.mark.exhaustive
 
 Start = Callable[..., Server]
 
@@ -120,7 +121,16 @@ def state(server: Server, kernel_id: str) -> str:
     return str(server.fetch(f"api/kernels/{kernel_id}")["execution_state"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
+@pytest.mark.parametrize(
+    ("form", "number"),
+    [
+        pytest.param("plain", signal.SIGKILL, id="plain-killed"),
+        pytest.param("process", signal.SIGTERM, id="process-terminated"),
+        pytest.param("plain", signal.SIGTERM, id="plain-terminated", marks=exhaustive),
+        pytest.param("process", signal.SIGKILL, id="process-killed", marks=exhaustive),
+    ],
+    indirect=["form"],
+)
 def test_restarted_server_reattaches_a_training_kernel(
     start: Start, form: str, number: int, tmp_path: Path
 ) -> None:

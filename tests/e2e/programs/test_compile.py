@@ -30,7 +30,7 @@ NOTICE = (
 )
 
 #: Programs that run in one process; compiling takes seconds for each.
-GROUP = 4
+GROUP = 3
 
 Results = dict[str, dict[str, Any]]
 Both = tuple[Results, Results, str]

@@ -118,10 +118,10 @@ def test_deaths_of_the_agent_change_no_loss() -> None:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     "count",
-    [12, pytest.param(64, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)])],
+    [8, pytest.param(64, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)])],
 )
 def test_many_sessions_are_resident_suspended_and_resumed_without_a_leak(count: int) -> None:
-    at_once = 6
+    at_once = 4
     with agent_client.connect():  # the daemon and, by the first program, the zygote are there
         pass
     with program(0, proxied=True) as first:

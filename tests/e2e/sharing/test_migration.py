@@ -80,7 +80,13 @@ class Trouble:
             self._in_a_row += 1
 
 
-@pytest.mark.parametrize("killing", [False, True], ids=["peace", "trouble"])
+@pytest.mark.parametrize(
+    "killing",
+    [
+        pytest.param(False, id="peace", marks=pytest.mark.exhaustive),
+        pytest.param(True, id="trouble"),
+    ],
+)
 def test_a_hundred_migrations_change_no_loss(killing: bool) -> None:
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)

@@ -34,7 +34,7 @@ from kernelproxy.common.protocol import (
 from tests.doubles.session.client import WAIT_SECONDS, ToyClient
 from tests.doubles.session.pids import existing
 from tests.doubles.waiting import wait_until
-from tests.integration.conftest import ROOT, ToyHost, from_outside, lives
+from tests.integration.conftest import ROOT, ToyHost, from_outside, lives, run_state
 
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]
@@ -537,6 +537,9 @@ def test_a_supervisor_without_descriptors_keeps_all_sessions(
     limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
     held = len(os.listdir(f"/proc/{supervisor}/fd")) - 2  # the agent's process and connection end
     most = 3 if spare is None else held + spare
+    # What the agent sends now would be lost: it stops, and the supervisor has received everything.
+    os.kill(agent, signal.SIGSTOP)
+    wait_until(lambda: (run_state(agent), run_state(supervisor)) == ("T", "S"))
     resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (most, limits[1]))
     host.kill(agent)
     wait_until(lambda: "Too many open files" in log.read_text())
