@@ -194,7 +194,7 @@ class _WatcherThread(threading.Thread):
 
     def _attempt(self) -> None:
         """Receive over one connection until it ends."""
-        with connect(start=False) as control, detach.current.giving_way(control.abort) as way:
+        with connect(start=False) as control, detach.current.interruptible(control.abort) as way:
             with self._lock:
                 self._control = control
             try:
@@ -264,7 +264,7 @@ def ask(reply_type: type[Reply], request: Message, after: Message | None = None)
     sent = request
     while True:
         returns = detach.current.returns
-        with connect(start=False) as control, detach.current.giving_way(control.abort) as way:
+        with connect(start=False) as control, detach.current.interruptible(control.abort) as way:
             try:
                 return control.expect(reply_type, sent, VERB_SECONDS_MAX)
             except ControlError as error:

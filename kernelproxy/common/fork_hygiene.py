@@ -30,7 +30,7 @@ def register(owner: DescriptorOwner) -> None:
     _owners.add(owner)
 
 
-def let_go(fds: Iterable[int]) -> None:
+def redirect_to_null(fds: Iterable[int]) -> None:
     """Redirect descriptors to ``/dev/null``.
 
     Their numbers stay in use, so that code which still knows a number cannot reach another file.

@@ -114,7 +114,7 @@ class RemoteKernel:
     def disown(self) -> None:
         """Called in a forked child: release its copy of the connection."""
         if self._sock is not None:
-            fork_hygiene.let_go([self._sock.fileno()])
+            fork_hygiene.redirect_to_null([self._sock.fileno()])
 
     def _send(self, message: Message) -> bool:
         """Send a message; return whether the kernel host is connected."""

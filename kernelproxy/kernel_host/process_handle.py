@@ -29,26 +29,26 @@ class Body:
     def __init__(self, process: subprocess.Popen[bytes], pid: int) -> None:
         self._process: subprocess.Popen[bytes] | None = process
         self.pid = pid
-        self._away = False
+        self._saved = False
         self._code: int | None = None
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
         """Return the kernel's exit status; None if it runs, or will run again."""
         with self._lock:
-            if self._code is None and self._process is not None and not self._away:
+            if self._code is None and self._process is not None and not self._saved:
                 self._code = self._process.poll()
             return self._code
 
     def leave(self) -> None:
         """From now on, do not take the end of the process for the end of the kernel."""
         with self._lock:
-            self._away = True
+            self._saved = True
 
     def stay(self) -> None:
         """Undo `leave`: the process continues, or if it has ended, so has the kernel."""
         with self._lock:
-            self._away = False
+            self._saved = False
 
     def gone(self) -> None:
         """Record that the process has ended, and may be restored."""
@@ -71,7 +71,7 @@ class Body:
             unwanted: subprocess.Popen[bytes] | None = process
             if not over:
                 unwanted, self._process = self._process, process
-                self.pid, self._away = pid, False
+                self.pid, self._saved = pid, False
         if unwanted is not None:
             end(unwanted)
         return not over
@@ -79,8 +79,8 @@ class Body:
     def signal(self, number: int) -> None:
         """Send a signal to the kernel and its children; if it ends the kernel, it ends them all."""
         with self._lock:
-            process, away = self._process, self._away
-        if number == SIGKILL or (number == SIGTERM and (away or process is None)):
+            process, saved = self._process, self._saved
+        if number == SIGKILL or (number == SIGTERM and (saved or process is None)):
             self.kill()
         elif process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -89,7 +89,7 @@ class Body:
     def kill(self, code: int = -SIGKILL) -> None:
         """End it. Without a process, or while it is being saved, the kernel ends at once."""
         with self._lock:
-            if self._process is None or self._away:
+            if self._process is None or self._saved:
                 self._code = code if self._code is None else self._code
             if self._process is not None:
                 self._process.kill()

@@ -2,7 +2,7 @@
 
 The agent makes all decisions; they arrive in the thread of `agent_link`. Only the process manager
 touches the process and its ZMQ proxy. If the agent dies, it lets requests through until the next
-one is connected. A command in progress is completed first, and so is a promised replacement: the
+one is connected. A command in progress is completed first, and so is a committed replacement: the
 next agent finds either the state before or the state after.
 """
 
@@ -50,7 +50,7 @@ class _Candidate:
     running: criu.RestoredProcess
     connection: Connection
     session: str
-    promised: bool = False  # the kernel executes nothing more, or soon will not
+    committed: bool = False  # the kernel executes nothing more, or soon will not
 
 
 class ProcessManager:
@@ -193,7 +193,7 @@ class ProcessManager:
 
     def unattended(self) -> None:
         """Let the kernel continue without the agent, which may have died at any point."""
-        if self._candidate is not None and self._candidate.promised:
+        if self._candidate is not None and self._candidate.committed:
             with contextlib.suppress(ProcessError):  # then it is not replaced
                 self._replace()
         self._drop_candidate()
@@ -222,7 +222,7 @@ class ProcessManager:
             case protocol.Revive():
                 return protocol.Revived(self._revive(order))
             case protocol.CommitReplace():
-                self._revived_beside().promised = True
+                self._revived_beside().committed = True
                 return protocol.Done()
             case protocol.Replace():
                 self._replace()
@@ -238,24 +238,24 @@ class ProcessManager:
         self._proxy.freeze(True)
         if not order.leave_running:
             body.leave()
-        goes_on = True
+        continues = True
         try:
             seconds = criu.dump(
                 self.form, pid, directory,
                 wake_fd=order.wake_fd, leave_running=order.leave_running,
             )  # fmt: skip
-            goes_on = order.leave_running
-            if goes_on:
+            continues = order.leave_running
+            if continues:
                 self._private.save(directory)
         except OSError as error:
             raise ProcessError(f"its images are not whole: {error}", "dump") from error
         finally:
-            if goes_on:
+            if continues:
                 body.stay()
                 with contextlib.suppress(ProcessError):  # the process or the kernel has ended
                     self._proxy.freeze(False)
                     criu.wake(pid, order.wake_fd, {"restored": False, "session": self.session})
-        if not goes_on:
+        if not continues:
             body.gone()
             self._link.withdraw_request()
             self._proxy.freeze(False)

@@ -69,7 +69,7 @@ class SandboxResources:
         """Called in a forked child: close its copy of the lifeline, which would keep sandboxes
         alive after the parent's end.
         """
-        fork_hygiene.let_go(self._lifeline)
+        fork_hygiene.redirect_to_null(self._lifeline)
 
 
 def _kept(outlet: IO[bytes] | int | None) -> int | None:

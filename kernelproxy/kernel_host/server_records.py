@@ -199,7 +199,7 @@ class ServerDirectory:
 
     def disown(self) -> None:
         """Called in a forked child: release its copy of the lock."""
-        fork_hygiene.let_go([self._lock])
+        fork_hygiene.redirect_to_null([self._lock])
 
 
 def _lock(path: Path) -> int | None:

@@ -200,11 +200,11 @@ def _take_snapshot(control: socket.socket, library: ctypes.CDLL, order: TakeSnap
     taken = WorkerSnapshot()
     manner = 0 if order.stop else 2 if order.patient else 1  # as in `api.h`
 
-    def tell() -> None:
+    def report_frozen() -> None:
         with contextlib.suppress(OSError):
             send_message(control, Frozen())
 
-    frozen = FROZEN(tell) if order.tell else FROZEN()
+    frozen = FROZEN(report_frozen) if order.tell else FROZEN()
     fd = library.sing_worker_snapshot(manner, frozen, ctypes.byref(taken))
     # Without the agent the snapshot is useless, and the control thread ends the process.
     with contextlib.suppress(OSError):

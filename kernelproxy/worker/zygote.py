@@ -57,10 +57,10 @@ def prepare(agent: socket.socket) -> tuple[ZygoteReady, ctypes.CDLL]:
 
     info = build.describe()
 
-    def tell(compiling: libraries.Compiling) -> None:
+    def report(compiling: libraries.Compiling) -> None:
         send_message(agent, Compiled(info.short, compiling.done, compiling.total))
 
-    parts = build.ensure(info, tell)
+    parts = build.ensure(info, report)
     import torch
 
     library = worker.load(parts.worker)

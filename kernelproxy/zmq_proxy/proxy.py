@@ -166,7 +166,7 @@ class ZmqProxy:
 
     def disown(self) -> None:
         """Called in a forked child: ports and connections belong to the parent."""
-        fork_hygiene.let_go([*fork_hygiene.sockets_at(self._ports), self._wake])
+        fork_hygiene.redirect_to_null([*fork_hygiene.sockets_at(self._ports), self._wake])
 
     def _call(self, order: Order) -> None:
         done: Future[None] = Future()

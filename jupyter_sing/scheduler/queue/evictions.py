@@ -43,7 +43,7 @@ class Evictions:
             plans.append(plan)
         return plans
 
-    def send_away(
+    def migrate_or_evict(
         self, victim: EngineSession, device: EngineDevice, session: EngineSession, now: float
     ) -> None:
         """Move the memory of an idle session to another device that has room, or to the host."""

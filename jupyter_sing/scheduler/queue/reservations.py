@@ -230,7 +230,7 @@ class Reservations:
         for device, plan in zip(reservation.devices, plans, strict=True):
             for victim in plan.victims:
                 reservation.leaving[victim, device] = None
-                self._evictions.send_away(victim, device, session, now)
+                self._evictions.migrate_or_evict(victim, device, session, now)
         size = session.memory * session.gpus
         for quota in session.quotas:
             quota.expect(session, max(0, size - quota.residents.get(session, 0)))

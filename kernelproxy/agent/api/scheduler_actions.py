@@ -49,7 +49,7 @@ class SchedulerActions:
         if found is None:
             return
         here = found.core.allocator.device.id == device
-        found.lease.bring(away=not here or found.device_state.worker is None)
+        found.lease.begin_transfer(needed=not here or found.device_state.worker is None)
         if here:
             found.lease.grant(token)
             return

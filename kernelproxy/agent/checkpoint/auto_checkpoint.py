@@ -119,7 +119,7 @@ class AutoCheckpoint:
         return lives and not core.script and self.dirty
 
     @property
-    def _away(self) -> bool:
+    def _kernel_absent(self) -> bool:
         """True if it would have to be resumed on its device for one."""
         used = self._state.memory.client.head > 0
         return used and self._core.state in (State.SUSPENDED, State.QUEUED)
@@ -132,7 +132,7 @@ class AutoCheckpoint:
     def checkpoint_if_due(self) -> None:
         """Make a checkpoint if one is due, else schedule the next check."""
         self._stop_timer()
-        if self._task is not None or self._away or not self._needed:
+        if self._task is not None or self._kernel_absent or not self._needed:
             return  # checked again when the session has resumed
         cells = self._kernel.cells_ended - self._tried
         left = self.rule.seconds_left(cells, time.monotonic() - self._tried_at)
@@ -156,7 +156,7 @@ class AutoCheckpoint:
 
     def before_hibernation(self) -> bool:
         """Do as `before_rest` before a hibernation; a suspended session stays suspended."""
-        return not self._away and self.before_rest()
+        return not self._kernel_absent and self.before_rest()
 
     def set_rule(self, every: float, cells: int) -> None:
         """Set other intervals, until the kernel ends."""

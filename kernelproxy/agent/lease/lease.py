@@ -63,7 +63,7 @@ class DeviceLease:
         self._leaving = False  # it gives its lease back because it has nothing to execute
         self._timer: asyncio.TimerHandle | None = None
         self.monitor = StepMonitor(core, state, arbiter)
-        self._bringing: tuple[float, int] | None = None  # begin of the transfer, and its bytes
+        self._transfer: tuple[float, int] | None = None  # begin of the transfer, and its bytes
 
     @property
     def held(self) -> bool:
@@ -99,14 +99,14 @@ class DeviceLease:
             for each in self._core.allocator.tenants.values():
                 each.request_reconcile()  # they may not need theirs any more
 
-    def bring(self, *, away: bool) -> None:
-        """Note that it is granted a device; measure its transfer there, if it is `away`.
+    def begin_transfer(self, *, needed: bool) -> None:
+        """Note that it is granted a device; measure its transfer there, if one is `needed`.
 
         A session without a snapshot has nothing to transfer.
         """
         size = self.monitor.memory
-        here = not away or not self._state.position
-        self._bringing = None if here else (time.monotonic(), size)
+        here = not needed or not self._state.position
+        self._transfer = None if here else (time.monotonic(), size)
 
     def reserve(self, token: int, device: str) -> None:
         """Note that it is granted a device to which it must migrate first; then `grant` follows."""
@@ -178,9 +178,9 @@ class DeviceLease:
         with contextlib.suppress(OSError):  # it is dying, which is handled elsewhere
             await worker.set_lease(token, given=True)
         self.monitor.begin()
-        if self._bringing is not None:
-            started_at, size = self._bringing
-            seconds, self._bringing = time.monotonic() - started_at, None
+        if self._transfer is not None:
+            started_at, size = self._transfer
+            seconds, self._transfer = time.monotonic() - started_at, None
             self._arbiter.switched(self._core.allocator.device.id, size, seconds)
         self._arbiter.started(self._core.id, token)
 

@@ -125,7 +125,7 @@ class Restorer:
         core, state, demand, lease = self._core, self._state, self._demand, self._lease
         allocator = core.allocator
         allocator.ledger.release(core.id)  # it may still hold some if a worker died
-        lease.bring(away=False)  # from here on its duration is no measure of the device
+        lease.begin_transfer(needed=False)  # from here on its duration is no measure of the device
         state.announce(Presence.ABSENT)
         kept = allocator.kept_from(core.tenant, need) or allocator.suspend_failure(core.tenant)
         place = allocator.enqueue(core.tenant)

@@ -2,7 +2,7 @@
 
 While it is detached, it has no connection to the daemon, and callers that need one wait. It
 detaches when all open connections are closed; holders of long-lived ones are asked to close them
-(`Absence.giving_way`). `kernelproxy.kernel.activation.agent_connection` detaches and reattaches.
+(`Absence.interruptible`). `kernelproxy.kernel.activation.agent_connection` detaches and reattaches.
 Standard library only.
 """
 
@@ -35,24 +35,24 @@ class Return:
     problem: str = ""
 
 
-class GivingWay:
+class Interruptible:
     """Holder of a connection that can be closed for a while.
 
     Parameters
     ----------
-    let_go : callable
-        See `Absence.giving_way`.
+    interrupt : callable
+        See `Absence.interruptible`.
     """
 
-    def __init__(self, let_go: Callable[[], object]) -> None:
-        self._let_go = let_go
+    def __init__(self, interrupt: Callable[[], object]) -> None:
+        self._interrupt = interrupt
         #: True if it was asked to close its connection: then the connection's end is expected.
         self.asked = False
 
     def ask(self) -> None:
         """Ask the holder to close its connection."""
         self.asked = True
-        self._let_go()
+        self._interrupt()
 
 
 class Absence:
@@ -69,7 +69,7 @@ class Absence:
         self._away = False
         self._connecting = 0
         self._open: weakref.WeakSet[object] = weakref.WeakSet()
-        self._giving_way: set[GivingWay] = set()
+        self._interruptible: set[Interruptible] = set()
         self._returns = 0
         self._last = Return()
 
@@ -109,26 +109,26 @@ class Absence:
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def giving_way(self, let_go: Callable[[], object]) -> Iterator[GivingWay]:
+    def interruptible(self, interrupt: Callable[[], object]) -> Iterator[Interruptible]:
         """Context for holding a connection that must not prevent the process from detaching.
 
         Parameters
         ----------
-        let_go : callable
+        interrupt : callable
             Called in another thread when the process must detach. It makes the holder close the
             connection soon, such as `Control.abort`. It must not wait, and must not open or close a
             connection itself.
         """
-        there = GivingWay(let_go)
+        there = Interruptible(interrupt)
         with self._changed:
-            self._giving_way.add(there)
+            self._interruptible.add(there)
             if self._away:  # since the connection was made
                 there.ask()
         try:
             yield there
         finally:
             with self._changed:
-                self._giving_way.discard(there)
+                self._interruptible.discard(there)
 
     def begin(self, seconds: float) -> None:
         """Detach as soon as there is no open connection.
@@ -145,7 +145,7 @@ class Absence:
         with self._changed:
             self._away = True
             self._changed.notify_all()
-            for each in self._giving_way:
+            for each in self._interruptible:
                 each.ask()
             while self._connecting or self._open:
                 left = deadline - time.monotonic()

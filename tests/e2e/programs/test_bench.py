@@ -15,9 +15,10 @@ from benchmarks.states.notebooks import BenchmarkNotebooks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-#: Parts that share their runners, and the others.
+#: Parts that share their runners, those that run beside no other test, and the others.
 TOGETHER = ("programs", "operators", "profile", "snapshots", "moves")
-APART = [part for part in bench.PARTS if part not in (*TOGETHER, "hostile")]
+ALONE = ("hostile", "packing")
+APART = [part for part in bench.PARTS if part not in (*TOGETHER, *ALONE)]
 
 Measure = Callable[..., bench.Results]
 
@@ -78,11 +79,13 @@ def test_notebooks(measure: Measure) -> None:
     _check_notebooks(measure("notebooks").notebooks)
 
 
+@pytest.mark.alone  # beside others it takes longer than a test may
 def test_pairs_of_programs(measure: Measure) -> None:
     results = measure("packing")
     assert len(results.packing) == 2
     for pair in results.packing:
         assert min(pair.alone, pair.turns, pair.packed) > 0
+    assert bench.report(results).count("## Programs that share a device at once") == 1
 
 
 def test_users_that_share_a_device(measure: Measure) -> None:
@@ -107,7 +110,7 @@ def test_the_first_compilation(measure: Measure) -> None:
     assert results.compilation.ratio > 0
 
 
-def test_the_page_has_all_of_it(measure: Measure) -> None:
+def test_the_page_has_all_parts(measure: Measure) -> None:
     measure(*TOGETHER)
     for part in APART:
         results = measure(part)

@@ -270,7 +270,7 @@ class Notebooks(list[KilledNotebook]):
             assert (ran.error, ran.error_text, ran.stderr) == ("", "", ""), cell
         return [(notebook, ran.stdout) for notebook, ran in found]
 
-    def put_away(self) -> None:
+    def save_checkpoint(self) -> None:
         """Make the checkpoints, and record the output that every restore must reproduce."""
         self.run("begin")
         for notebook, said in self.run("put away"):
@@ -448,7 +448,7 @@ def world(runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     made = World(tmp_path, which)
     try:
         made.notebooks.connect()
-        made.notebooks.put_away()
+        made.notebooks.save_checkpoint()
         yield made
     finally:
         made.close()

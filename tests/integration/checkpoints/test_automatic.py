@@ -201,7 +201,7 @@ def test_a_requested_checkpoint_resumes_a_suspended_session(
     assert requests.next().name == "mine"
     client.add(2)
     assert client.read() == client.state
-    put_away(client.session, "mine")
+    save_checkpoint(client.session, "mine")
     assert asking.answer().checkpoint["name"] == "mine"
 
 
@@ -375,7 +375,7 @@ def last_of(host: ToyHost, session: str) -> str:
     return str(reply.checkpoint["name"])
 
 
-def put_away(session: str, name: str, *, automatic: bool = False) -> None:
+def save_checkpoint(session: str, name: str, *, automatic: bool = False) -> None:
     hand_over(session, name, host_state(0, b"x"), b"x", automatic=automatic)
 
 
@@ -384,8 +384,8 @@ def test_the_last_checkpoint_is_that_of_the_notebook(toy_host: StartHost) -> Non
     here, there = "/a/digits.ipynb", "/b/digits.ipynb"
     first = host.open("digits.ipynb", notebook=here, kernel_id="k1")
     assert last_of(host, first) == ""
-    put_away(first, "one")
-    put_away(first, "two")
+    save_checkpoint(first, "one")
+    save_checkpoint(first, "two")
     assert last_of(host, first) == "two"
     namesake = host.open("digits.ipynb", notebook=there, kernel_id="k2")
     assert last_of(host, namesake) == ""
@@ -407,13 +407,13 @@ def test_the_checkpoint_of_a_dead_kernel_is_offered_until_settled(toy_host: Star
         return found["last_checkpoint"]
 
     first = host.open()
-    put_away(first, "before")
+    save_checkpoint(first, "before")
     host.call(CloseSession(first, died=True))
     second = host.open()
     assert (report(second)["earlier"], report(second)["died"]) == (True, True)
-    put_away(second, "since", automatic=True)
+    save_checkpoint(second, "since", automatic=True)
     assert last_of(host, second) == "before"
-    put_away(second, "by-hand")
+    save_checkpoint(second, "by-hand")
     assert last_of(host, second) == "by-hand"
     assert (report(second)["earlier"], report(second)["died"]) == (False, False)
     host.call(CloseSession(second))
@@ -427,8 +427,8 @@ def test_the_checkpoint_of_a_kernel_is_found_after_its_daemon_ended(
     host = toy_host()
     here = "/a/digits.ipynb"
     first = host.open("digits.ipynb", notebook=here, kernel_id="k1")
-    put_away(first, "one", automatic=True)
-    put_away(first, "two", automatic=True)
+    save_checkpoint(first, "one", automatic=True)
+    save_checkpoint(first, "two", automatic=True)
     asked = LastCheckpoint(first, "k1", here)
     assert host.call(asked).checkpoint["name"] == "two"  # its session still exists
     host.end()
@@ -438,7 +438,7 @@ def test_the_checkpoint_of_a_kernel_is_found_after_its_daemon_ended(
     with pytest.raises(ControlError, match="no checkpoint of its notebook"):
         host.call(LastCheckpoint("other", "k2", "/b/digits.ipynb"))
     second = host.open("digits.ipynb", notebook=here, kernel_id="k3")
-    put_away(second, "of-another-kernel")
+    save_checkpoint(second, "of-another-kernel")
     assert host.call(asked).checkpoint["name"] == "two"
 
 
@@ -452,7 +452,7 @@ def test_a_kernel_whose_connection_ends_has_died_unless_that_was_wanted(
 
     for wanted in (False, True):
         client = host.client(kernel_id=f"k{wanted}")
-        put_away(client.session, f"of-{wanted}")
+        save_checkpoint(client.session, f"of-{wanted}")
         client.close()
         host.clients.remove(client)
         wait_until(partial(is_gone, client.session))
@@ -470,10 +470,10 @@ def test_restoring_settles_what_a_kernel_left_that_died(
     host = toy_host()
     for number, restore in enumerate(("asked", "itself")):
         first = host.open(kernel_id=f"k{number}")
-        put_away(first, f"before-{number}")
+        save_checkpoint(first, f"before-{number}")
         host.call(CloseSession(first, died=True))
         client = host.client(kernel_id=f"k{number}")
-        put_away(client.session, f"since-{number}", automatic=True)
+        save_checkpoint(client.session, f"since-{number}", automatic=True)
         assert last_of(host, client.session) == f"before-{number}"
         if restore == "asked":
             asking = Asking(host, Restore(client.session, f"before-{number}"))

@@ -196,7 +196,7 @@ def test_no_handler_of_exceptions_lets_a_restored_cell_continue() -> None:
 
 def test_a_yielding_connection_is_requested_to_close(away: Absence, control: Control) -> None:
     def listen() -> None:
-        with away.giving_way(control.abort) as way:
+        with away.interruptible(control.abort) as way:
             there.set()
             with pytest.raises(ControlError):
                 control.more()
@@ -215,7 +215,7 @@ def test_a_yielding_connection_is_requested_to_close(away: Absence, control: Con
 def test_a_connection_made_during_detaching_is_requested_to_close_at_once(away: Absence) -> None:
     away.begin(0.0)
     calls = []
-    with away.giving_way(lambda: calls.append(1)) as way:
+    with away.interruptible(lambda: calls.append(1)) as way:
         assert (way.asked, calls) == (True, [1])
     away.end(Return())
     away.begin(0.0)
