@@ -1,14 +1,22 @@
-"""NVIDIA GPUs, found by NVML: the agent never opens a CUDA context."""
+"""NVIDIA GPUs, found by NVML: the agent never opens a CUDA context.
+
+A GPU, or a part of one by MIG, is identified by its UUID. A worker sees only the one that it uses:
+its ``CUDA_VISIBLE_DEVICES`` is that UUID, so that torch's ``cuda:0`` is always the right one, and
+no library makes a context on another.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from kernelproxy.common.errors import DeviceError
+from kernelproxy.common.options import DEVICES
 from kernelproxy.common.shared_memory import DeviceKind
 from kernelproxy.devices.device import Device, memory_size
 
@@ -19,14 +27,54 @@ RESERVED_PART, RESERVED_BYTES_MIN = 32, 1 << 30
 
 #: Cores per multiprocessor by compute capability, where it is not 128; NVML reports only cores.
 _CORES = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
+#: Values of ``CUDA_VISIBLE_DEVICES`` that hide all GPUs on purpose; the last three are NVIDIA's
+#: container toolkit's.
+_HIDDEN = ("", "-1", "none", "void", "NoDevFiles")
+#: NVML's compute modes in which several workers cannot use a GPU.
+_COMPUTE_MODES = {1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    """A GPU, or a part of one, as NVML finds it.
+
+    Parameters
+    ----------
+    handle, whole : object
+        NVML's handle of it; and that of the whole GPU, if this is a part.
+    uuid : str
+    """
+
+    handle: Any
+    uuid: str
+    whole: Any = None
 
 
 def all_devices() -> list[Device]:
-    """List the GPUs of this machine that ``CUDA_VISIBLE_DEVICES`` leaves visible."""
-    with _nvml() as nvml:
+    """List the GPUs of this machine that ``CUDA_VISIBLE_DEVICES`` leaves visible.
+
+    Raises
+    ------
+    DeviceError
+        If there is a GPU, but it cannot be used. So a machine with GPUs never computes on software
+        devices without notice.
+    """
+    with _nvml() as (nvml, why):
         if nvml is None:
+            if _has_gpu_file():
+                raise DeviceError(f"This machine has a GPU, but {why}.{_INSTEAD}")
             return []
-        return [_describe(nvml, index, handle) for index, handle in enumerate(_visible(nvml))]
+        found = [_describe(nvml, index, gpu) for index, gpu in enumerate(_visible(nvml))]
+        names = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if not found and names is not None and names.strip() not in _HIDDEN:
+            raise DeviceError(f"CUDA_VISIBLE_DEVICES={names} names no GPU of this machine.")
+        if not found and names is None and nvml.nvmlDeviceGetCount():
+            why = "its MIG mode is on and it has no instance: see nvidia-smi mig -cgi"
+            raise DeviceError(f"This machine has a GPU, but {why}.{_INSTEAD}")
+        return found
+
+
+_INSTEAD = f" To use software devices instead: {DEVICES.variable}=cpu:4GiB."
 
 
 def parse(text: str) -> Device:
@@ -41,14 +89,12 @@ def parse(text: str) -> Device:
     number, separator, size = text.partition(":")
     if not number.isdigit():
         raise DeviceError(f"{number!r} is not the number of a GPU (in cuda:{text}).")
-    with _nvml() as nvml:
-        handles = _visible(nvml) if nvml is not None else []
-        if nvml is None or int(number) >= len(handles):
-            seen = f"{len(handles)} visible" if handles else "none found"
-            if nvml is None and not _is_installed():
-                seen = "the package nvidia-ml-py, which finds them, is not installed"
+    with _nvml() as (nvml, why):
+        gpus = _visible(nvml) if nvml is not None else []
+        if nvml is None or int(number) >= len(gpus):
+            seen = f"{len(gpus)} visible" if nvml is not None else why
             raise DeviceError(f"There is no GPU cuda:{number} on this machine ({seen}).")
-        found = _describe(nvml, int(number), handles[int(number)])
+        found = _describe(nvml, int(number), gpus[int(number)])
     if not separator:
         return found
     memory = memory_size(size)
@@ -59,80 +105,129 @@ def parse(text: str) -> Device:
 
 
 @contextmanager
-def _nvml() -> Iterator[ModuleType | None]:
-    """Yield the initialised NVML module; None if the module or the driver is missing."""
+def _nvml() -> Iterator[tuple[ModuleType | None, str]]:
+    """Yield the initialised NVML module; or None, and why there is none."""
     try:
         import pynvml
     except ImportError:
-        yield None
+        yield None, "the package nvidia-ml-py, which finds GPUs, is not installed"
         return
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
+    except pynvml.NVMLError as error:
+        yield None, f"NVIDIA's driver does not answer: {error}" if _has_gpu_file() else "none found"
         return
     try:
-        yield pynvml
+        yield pynvml, ""
     finally:
         pynvml.nvmlShutdown()
 
 
-def _is_installed() -> bool:
-    try:
-        import pynvml  # noqa: F401
-    except ImportError:
-        return False
-    return True
+def _has_gpu_file() -> bool:
+    """True if a GPU can be opened here: the files of containers without one are left out."""
+    return any(each.name[len("nvidia") :].isdigit() for each in Path("/dev").glob("nvidia[0-9]*"))
 
 
-def _visible(nvml: ModuleType) -> list[object]:
-    """List GPU handles in the order of CUDA's numbering (workers use PCI bus order)."""
+def _visible(nvml: ModuleType) -> list[_Gpu]:
+    """List GPUs in the order of CUDA's numbering (workers use PCI bus order).
+
+    Names are those of ``CUDA_VISIBLE_DEVICES``: numbers, and UUIDs or unique beginnings of them. Of
+    a GPU in MIG mode, all parts are visible, and its name means the first part.
+    """
+    parts = [_parts(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     configured = os.environ.get("CUDA_VISIBLE_DEVICES")
     if configured is None:
-        count = nvml.nvmlDeviceGetCount()
-        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-    handles: list[object] = []
+        return [each for gpu in parts for each in gpu]
+    found: list[_Gpu] = []
     for name in (each.strip() for each in configured.split(",")):
-        try:
-            if name.isdigit():
-                handles.append(nvml.nvmlDeviceGetHandleByIndex(int(name)))
-            else:
-                handles.append(nvml.nvmlDeviceGetHandleByUUID(name))
-        except nvml.NVMLError:
+        gpu = _named(nvml, name, parts)
+        if gpu is None or gpu in found:
             break  # like CUDA, ignore all names after the first unknown one
-    return handles
+        found.append(gpu)
+    return found
 
 
-def _describe(nvml: ModuleType, index: int, handle: object) -> Device:
-    name = nvml.nvmlDeviceGetName(handle)
-    name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-    total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    memory = total - min(total // 2, max(RESERVED_BYTES_MIN, total // RESERVED_PART))
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+def _parts(nvml: ModuleType, index: int) -> list[_Gpu]:
+    """Return a GPU; in MIG mode, its instances."""
+    whole = nvml.nvmlDeviceGetHandleByIndex(index)
     try:
-        cores = nvml.nvmlDeviceGetNumGpuCores(handle)
-    except nvml.NVMLError:  # an old GPU or driver does not report it
-        cores = 0
+        mode, _ = nvml.nvmlDeviceGetMigMode(whole)
+    except nvml.NVMLError:  # a GPU without MIG
+        mode = 0
+    if not mode:
+        return [_Gpu(whole, _text(nvml.nvmlDeviceGetUUID(whole)))]
+    found = []
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
+        with suppress(nvml.NVMLError):  # there are fewer
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number)
+            found.append(_Gpu(part, _text(nvml.nvmlDeviceGetUUID(part)), whole))
+    return found
+
+
+def _named(nvml: ModuleType, name: str, parts: list[list[_Gpu]]) -> _Gpu | None:
+    """Return the GPU that a name in ``CUDA_VISIBLE_DEVICES`` means; None if there is none."""
+    if name.isdigit():
+        gpus = parts[int(name)] if int(name) < len(parts) else []
+        return gpus[0] if gpus else None
+    matching = [each for gpu in parts for each in gpu if name and each.uuid.startswith(name)]
+    for index, gpu in enumerate(parts):
+        if gpu and gpu[0].whole is not None and name.startswith("GPU-"):
+            uuid = _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
+            matching += gpu[:1] if uuid.startswith(name) else []
+    return matching[0] if len(matching) == 1 else None
+
+
+def _describe(nvml: ModuleType, index: int, gpu: _Gpu) -> Device:
+    whole = gpu.handle if gpu.whole is None else gpu.whole
+    try:
+        mode = _COMPUTE_MODES.get(nvml.nvmlDeviceGetComputeMode(whole))
+    except nvml.NVMLError:  # not reported for this GPU
+        mode = None
+    if mode is not None:
+        raise DeviceError(
+            f"GPU cuda:{index} is in compute mode {mode}, in which several sessions cannot use it."
+            " An administrator can change that: nvidia-smi --compute-mode=DEFAULT."
+        )
+    total = int(nvml.nvmlDeviceGetMemoryInfo(gpu.handle).total)
+    memory = total - min(total // 2, max(RESERVED_BYTES_MIN, total // RESERVED_PART))
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(whole)
     return Device(
         f"cuda:{index}",
         DeviceKind.CUDA,
-        name,
+        _text(nvml.nvmlDeviceGetName(gpu.handle)),
         memory,
         0,
-        f"cuda:{index}",
+        "cuda:0",
         capability=100 * major + minor,
-        processors=cores // _CORES.get((major, minor), 128),
-        node=_node(nvml, handle),
+        processors=_processors(nvml, gpu, (major, minor)),
+        node=_node(nvml, gpu),
+        visible=gpu.uuid,
     )
 
 
-def _node(nvml: ModuleType, handle: object) -> str:
+def _processors(nvml: ModuleType, gpu: _Gpu, capability: tuple[int, int]) -> int:
+    """Return the number of multiprocessors; 0 if it is not reported."""
+    try:
+        if gpu.whole is not None:
+            return int(nvml.nvmlDeviceGetAttributes(gpu.handle).multiprocessorCount)
+        return int(nvml.nvmlDeviceGetNumGpuCores(gpu.handle)) // _CORES.get(capability, 128)
+    except nvml.NVMLError:  # an old GPU or driver
+        return 0
+
+
+def _node(nvml: ModuleType, gpu: _Gpu) -> str:
     """Return the path of a GPU's device file; "" if the driver does not report it.
 
     A MIG instance (part of a GPU) has no file of its own, and daemons may share a GPU by MIG
     instances.
     """
+    if gpu.whole is not None:
+        return ""
     try:
-        return f"/dev/nvidia{nvml.nvmlDeviceGetMinorNumber(handle)}"
+        return f"/dev/nvidia{nvml.nvmlDeviceGetMinorNumber(gpu.handle)}"
     except nvml.NVMLError:
         return ""
+
+
+def _text(found: str | bytes) -> str:
+    return found.decode(errors="replace") if isinstance(found, bytes) else found

@@ -25,7 +25,7 @@ class Device:
     threads : int
         Compute threads of a software device; 0 for a GPU.
     torch_device : str
-        Torch's name of it in a worker: ``cpu`` or ``cuda:1``.
+        Torch's name of it in a worker: ``cpu``, or ``cuda:0``, the only GPU that a worker sees.
     capability : int
         Compute capability of a GPU: 100 times its major number, plus the minor one; 0 if unknown.
     processors : int
@@ -34,6 +34,8 @@ class Device:
         Path of a GPU's device file, such as ``/dev/nvidia0``. The daemon that locks it owns the GPU
         (see `kernelproxy.devices.locks`). "" if there is none: each daemon has its own software
         devices.
+    visible : str
+        UUID of a GPU: its worker's ``CUDA_VISIBLE_DEVICES``. "" for a software device.
     """
 
     id: str
@@ -45,6 +47,7 @@ class Device:
     capability: int = 0
     processors: int = 0
     node: str = ""
+    visible: str = ""
 
 
 def memory_size(text: str) -> int:

@@ -125,6 +125,9 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
         process_title.show(order.title)
     skipped = [*order.starved, *(each for each in order.skip if each not in order.starved)]
     skip = (ctypes.c_uint64 * len(skipped))(*skipped)
+    if order.visible:
+        # Otherwise libraries that choose a GPU themselves would take memory of the first one.
+        os.environ["CUDA_VISIBLE_DEVICES"] = order.visible
     if order.careful:
         # CUDA reads it at its initialisation, which happens in `sing_worker_open`.
         os.environ["CUDA_LAUNCH_BLOCKING"] = "1"

@@ -289,6 +289,7 @@ class DeviceState(SharedPages):
         order = Open(
             session=self._session,
             device=device.torch_device,
+            visible=device.visible,
             threads=device.threads,
             epoch=self._epoch,
             skip=list(self.deaths.skip),

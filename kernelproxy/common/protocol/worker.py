@@ -92,6 +92,8 @@ class Open(Message, kind="Open"):
         for each kernel, so that a device assertion is reported at its own record.
     title : str
         Process title, as shown by `ps`: the user, the notebook and the device.
+    visible : str
+        UUID of the GPU, for ``CUDA_VISIBLE_DEVICES``; "" for a software device.
     """
 
     session: str
@@ -106,6 +108,7 @@ class Open(Message, kind="Open"):
     careful: bool = False
     title: str = ""
     starved: list[int] = field(default_factory=list)
+    visible: str = ""
     frame_bytes_max = LARGE_BYTES_MAX
 
 

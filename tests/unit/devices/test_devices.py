@@ -9,7 +9,7 @@ import pytest
 
 from kernelproxy.common.errors import DeviceError
 from kernelproxy.common.units import parse_bytes
-from kernelproxy.devices import DeviceKind, configured_devices
+from kernelproxy.devices import DeviceKind, configured_devices, cuda
 
 GIB = 1 << 30
 
@@ -22,7 +22,9 @@ class FakeNvml:
     def __init__(self, count: int = 2) -> None:
         self.count = count
         self.open = 0
-        self.part = -1  # of another GPU
+        self.unnumbered = -1  # a GPU that has no device file
+        self.instances: dict[int, list[str]] = {}  # by GPU in MIG mode
+        self.mode = 0
 
     def nvmlInit(self) -> None:  # noqa: N802
         if not self.count:
@@ -40,22 +42,42 @@ class FakeNvml:
             raise self.NVMLError("no such GPU")
         return index
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
-        if uuid != "GPU-one":
-            raise self.NVMLError("no such GPU")
-        return 1
+    def nvmlDeviceGetUUID(self, handle: int | str) -> str | bytes:  # noqa: N802
+        return handle if isinstance(handle, str) else ("GPU-8932f937", b"GPU-89aa0001")[handle]
 
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+    def nvmlDeviceGetName(self, handle: int | str) -> str:  # noqa: N802
         return f"Fake {handle}"
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(total=(handle + 1) * 16 * GIB)
+    def nvmlDeviceGetMemoryInfo(self, handle: int | str) -> SimpleNamespace:  # noqa: N802
+        whole = (handle + 1) * 16 * GIB if isinstance(handle, int) else 10 * GIB
+        return SimpleNamespace(total=whole)
 
-    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int | str) -> tuple[int, int]:  # noqa: N802
+        if isinstance(handle, str):
+            raise self.NVMLError("not of a part")
         return 9, handle
 
+    def nvmlDeviceGetComputeMode(self, handle: int) -> int:  # noqa: N802
+        return self.mode
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:  # noqa: N802
+        if self.instances:
+            return int(handle in self.instances), 0
+        raise self.NVMLError("not supported")
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, number: int) -> str:  # noqa: N802
+        if number >= len(self.instances[handle]):
+            raise self.NVMLError("not found")
+        return self.instances[handle][number]
+
+    def nvmlDeviceGetAttributes(self, handle: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(multiprocessorCount=14)
+
     def nvmlDeviceGetMinorNumber(self, handle: int) -> int:  # noqa: N802
-        if handle == self.part:
+        if handle == self.unnumbered:
             raise self.NVMLError("not supported")
         return handle + 4
 
@@ -68,12 +90,19 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(cuda, "_has_gpu_file", lambda: fake.count > 0)
     return fake
 
 
 @pytest.fixture
 def no_gpu(nvml: FakeNvml) -> None:
     nvml.count = 0
+
+
+@pytest.fixture
+def silent_driver(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU whose driver does not answer, as after its update."""
+    monkeypatch.setattr(cuda, "_has_gpu_file", lambda: True)
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -97,22 +126,102 @@ def test_auto_takes_all_gpus(nvml: FakeNvml) -> None:
         ("cuda:0", "Fake 0", 16 * GIB - GIB),
         ("cuda:1", "Fake 1", 32 * GIB - GIB),
     ]
-    assert devices[1].torch_device == "cuda:1"
+    # A worker sees its own GPU alone.
+    assert [(each.torch_device, each.visible) for each in devices] == [
+        ("cuda:0", "GPU-8932f937"),
+        ("cuda:0", "GPU-89aa0001"),
+    ]
     assert (devices[1].capability, devices[1].processors) == (901, 132)
     assert [each.node for each in devices] == ["/dev/nvidia4", "/dev/nvidia5"]
     assert nvml.open == 0
 
 
-def test_a_part_of_a_gpu_has_no_file_of_its_own(nvml: FakeNvml) -> None:
-    nvml.part = 1
+def test_a_gpu_may_have_no_file(nvml: FakeNvml) -> None:
+    nvml.unnumbered = 1
     assert [each.node for each in configured_devices("auto")] == ["/dev/nvidia4", ""]
+
+
+def test_the_parts_of_a_gpu_are_devices(nvml: FakeNvml) -> None:
+    nvml.instances = {0: ["MIG-1111", "MIG-2222"]}
+    devices = configured_devices("auto")
+    assert [(each.id, each.visible, each.node) for each in devices] == [
+        ("cuda:0", "MIG-1111", ""),
+        ("cuda:1", "MIG-2222", ""),
+        ("cuda:2", "GPU-89aa0001", "/dev/nvidia5"),
+    ]
+    part = devices[1]
+    assert (part.name, part.memory_total) == ("Fake MIG-2222", 9 * GIB)
+    assert (part.capability, part.processors) == (900, 14)
+    assert configured_devices("cuda:1")[0].visible == "MIG-2222"
+
+
+def test_a_gpu_in_mig_mode_without_parts_is_explained(nvml: FakeNvml) -> None:
+    nvml.count, nvml.instances = 1, {0: []}
+    with pytest.raises(DeviceError, match="its MIG mode is on and it has no instance"):
+        configured_devices("auto")
+
+
+@pytest.mark.parametrize("mode", ["Exclusive_Process", "Prohibited"])
+@pytest.mark.parametrize("text", ["auto", "cuda:1"])
+def test_a_gpu_for_one_process_is_refused(nvml: FakeNvml, mode: str, text: str) -> None:
+    nvml.mode = {"Prohibited": 2, "Exclusive_Process": 3}[mode]
+    with pytest.raises(DeviceError, match=rf"GPU cuda:\d is in compute mode {mode}"):
+        configured_devices(text)
+
+
+@pytest.mark.usefixtures("silent_driver")
+def test_a_driver_that_does_not_answer_is_reported() -> None:
+    with pytest.raises(DeviceError, match=r"has a GPU, but NVIDIA's driver does not answer: no dr"):
+        configured_devices("auto")
+    with pytest.raises(DeviceError, match=r"no GPU cuda:0 on this machine \(NVIDIA's driver does"):
+        configured_devices("cuda:0")
+    assert configured_devices("cpu:1GiB")[0].kind is DeviceKind.SOFTWARE
+
+
+@pytest.mark.usefixtures("silent_driver")
+def test_a_gpu_without_the_package_that_finds_it_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(DeviceError, match=r"nvidia-ml-py, which finds GPUs, is not inst.*cpu:"):
+        configured_devices("auto")
+
+
+@pytest.mark.usefixtures("nvml")
+@pytest.mark.parametrize("visible", ["", "-1", "none", "void", "NoDevFiles"])
+def test_hidden_gpus_are_not_used(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert {each.kind for each in configured_devices("auto")} == {DeviceKind.SOFTWARE}
+
+
+@pytest.mark.usefixtures("nvml")
+@pytest.mark.parametrize("visible", ["7", "GPU-89", "GPU-0000", "MIG-1111"])
+def test_a_name_of_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(DeviceError, match=f"CUDA_VISIBLE_DEVICES={visible} names no GPU"):
+        configured_devices("auto")
+
+
+@pytest.mark.parametrize(("visible", "found"), [
+    ("0", ["MIG-1111"]),
+    ("GPU-893", ["MIG-1111"]),
+    ("MIG-2222,1", ["MIG-2222", "GPU-89aa0001"]),
+])  # fmt: skip
+def test_parts_are_visible_by_name(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, found: list[str]
+) -> None:
+    nvml.instances = {0: ["MIG-1111", "MIG-2222"]}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [each.visible for each in configured_devices("auto")] == found
 
 
 @pytest.mark.parametrize(("visible", "names"), [
     ("1", ["Fake 1"]),
     ("1,0", ["Fake 1", "Fake 0"]),
-    ("GPU-one", ["Fake 1"]),
+    ("GPU-89aa0001", ["Fake 1"]),
+    ("GPU-89a", ["Fake 1"]),
     ("0,7,1", ["Fake 0"]),
+    ("1,1,0", ["Fake 1"]),
 ])  # fmt: skip
 @pytest.mark.usefixtures("nvml")
 def test_invisible_gpus_are_left_alone(
