@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 # One dtype where an operator supports it, and few samples of each: `make conformance` runs all.
 CHOICE = ("--dtypes", "float32")
-SHARDS = 6
+SHARDS = 4
 MORE = [pytest.mark.exhaustive, pytest.mark.timeout(1200)]
 #: Samples of each operator, and how many pass at least.
 FEW, MANY = (2, 1900), (8, 3000)
