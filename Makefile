@@ -20,7 +20,7 @@ LABEXTENSION_SOURCES := $(shell find labextension/src labextension/style labexte
   labextension/package.json labextension/tsconfig.json jupyter_sing/server/openapi.yaml
 LABEXTENSION_LINK := $(VENV)/share/jupyter/labextensions/jupyter-sing
 
-.PHONY: help system venv native labextension lab wheels test test-all test-py test-others conformance test-fast test-cpp test-ts test-torch fuzz lint format docs bench pictures clean
+.PHONY: help system venv native labextension lab wheels test test-all test-py conformance test-fast test-cpp test-ts test-torch fuzz lint format docs bench pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -100,14 +100,10 @@ IN_PARTS = @for part in $(1); do began=$$(date +%s); \
   echo "== make $$part: $$(($$(date +%s) - began)) s"; done
 
 test: ## all tests of a change: 25 minutes on two cores
-	$(call IN_PARTS,venv test-others fuzz test-py)
+	$(call IN_PARTS,venv test-cpp test-ts fuzz test-py)
 
 test-all: ## these, and repetitions and sweeps that docs/testing.md lists
-	$(call IN_PARTS,venv test-others fuzz test-py,EXHAUSTIVE=yes)
-
-# Side by side: either has stretches with one process.
-test-others: venv
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-cpp test-ts
+	$(call IN_PARTS,venv test-cpp test-ts fuzz test-py,EXHAUSTIVE=yes)
 
 # What measures time has the machine to itself.
 CHOSEN := $(if $(EXHAUSTIVE),,and not exhaustive)
