@@ -32,6 +32,7 @@ _CORES = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 _HIDDEN = ("", "-1", "none", "void", "NoDevFiles")
 #: NVML's compute modes in which several workers cannot use a GPU.
 _COMPUTE_MODES = {1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
+_INSTEAD = f" To use software devices instead: {DEVICES.variable}=cpu:4GiB."
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,14 @@ class _Gpu:
     ----------
     handle, whole : object
         NVML's handle of it; and that of the whole GPU, if this is a part.
-    uuid : str
+    uuid, whole_uuid : str
+        UUIDs of it; and of the whole GPU, if this is a part.
     """
 
     handle: Any
     uuid: str
     whole: Any = None
+    whole_uuid: str = ""
 
 
 def all_devices() -> list[Device]:
@@ -59,22 +62,21 @@ def all_devices() -> list[Device]:
         If there is a GPU, but it cannot be used. So a machine with GPUs never computes on software
         devices without notice.
     """
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is not None and names.strip() in _HIDDEN:
+        return []
     with _nvml() as (nvml, why):
         if nvml is None:
             if _has_gpu_file():
                 raise DeviceError(f"This machine has a GPU, but {why}.{_INSTEAD}")
             return []
         found = [_describe(nvml, index, gpu) for index, gpu in enumerate(_visible(nvml))]
-        names = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if not found and names is not None and names.strip() not in _HIDDEN:
+        if not found and names is not None:
             raise DeviceError(f"CUDA_VISIBLE_DEVICES={names} names no GPU of this machine.")
-        if not found and names is None and nvml.nvmlDeviceGetCount():
+        if not found and nvml.nvmlDeviceGetCount():
             why = "its MIG mode is on and it has no instance: see nvidia-smi mig -cgi"
             raise DeviceError(f"This machine has a GPU, but {why}.{_INSTEAD}")
         return found
-
-
-_INSTEAD = f" To use software devices instead: {DEVICES.variable}=cpu:4GiB."
 
 
 def parse(text: str) -> Device:
@@ -106,7 +108,13 @@ def parse(text: str) -> Device:
 
 @contextmanager
 def _nvml() -> Iterator[tuple[ModuleType | None, str]]:
-    """Yield the initialised NVML module; or None, and why there is none."""
+    """Yield the initialised NVML module; or None, and why there is none.
+
+    Raises
+    ------
+    DeviceError
+        If NVML fails for a GPU, such as one that has fallen off the bus.
+    """
     try:
         import pynvml
     except ImportError:
@@ -119,6 +127,8 @@ def _nvml() -> Iterator[tuple[ModuleType | None, str]]:
         return
     try:
         yield pynvml, ""
+    except pynvml.NVMLError as error:
+        raise DeviceError(f"NVIDIA's driver cannot describe a GPU: {error}.{_INSTEAD}") from error
     finally:
         pynvml.nvmlShutdown()
 
@@ -140,7 +150,7 @@ def _visible(nvml: ModuleType) -> list[_Gpu]:
         return [each for gpu in parts for each in gpu]
     found: list[_Gpu] = []
     for name in (each.strip() for each in configured.split(",")):
-        gpu = _named(nvml, name, parts)
+        gpu = _named(name, parts)
         if gpu is None or gpu in found:
             break  # like CUDA, ignore all names after the first unknown one
         found.append(gpu)
@@ -154,26 +164,25 @@ def _parts(nvml: ModuleType, index: int) -> list[_Gpu]:
         mode, _ = nvml.nvmlDeviceGetMigMode(whole)
     except nvml.NVMLError:  # a GPU without MIG
         mode = 0
+    uuid = _text(nvml.nvmlDeviceGetUUID(whole))
     if not mode:
-        return [_Gpu(whole, _text(nvml.nvmlDeviceGetUUID(whole)))]
+        return [_Gpu(whole, uuid)]
     found = []
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
         with suppress(nvml.NVMLError):  # there are fewer
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number)
-            found.append(_Gpu(part, _text(nvml.nvmlDeviceGetUUID(part)), whole))
+            found.append(_Gpu(part, _text(nvml.nvmlDeviceGetUUID(part)), whole, uuid))
     return found
 
 
-def _named(nvml: ModuleType, name: str, parts: list[list[_Gpu]]) -> _Gpu | None:
+def _named(name: str, parts: list[list[_Gpu]]) -> _Gpu | None:
     """Return the GPU that a name in ``CUDA_VISIBLE_DEVICES`` means; None if there is none."""
     if name.isdigit():
-        gpus = parts[int(name)] if int(name) < len(parts) else []
-        return gpus[0] if gpus else None
-    matching = [each for gpu in parts for each in gpu if name and each.uuid.startswith(name)]
-    for index, gpu in enumerate(parts):
-        if gpu and gpu[0].whole is not None and name.startswith("GPU-"):
-            uuid = _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
-            matching += gpu[:1] if uuid.startswith(name) else []
+        return next(iter(parts[int(name)]), None) if int(name) < len(parts) else None
+    if not name:
+        return None
+    matching = [each for gpu in parts for each in gpu if each.uuid.startswith(name)]
+    matching += [gpu[0] for gpu in parts if gpu and gpu[0].whole_uuid.startswith(name)]
     return matching[0] if len(matching) == 1 else None
 
 

@@ -194,6 +194,25 @@ def test_hidden_gpus_are_not_used(monkeypatch: pytest.MonkeyPatch, visible: str)
     assert {each.kind for each in configured_devices("auto")} == {DeviceKind.SOFTWARE}
 
 
+@pytest.mark.usefixtures("silent_driver")
+def test_hidden_gpus_need_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert configured_devices("auto")[0].kind is DeviceKind.SOFTWARE
+
+
+@pytest.mark.parametrize("text", ["auto", "cuda:0"])
+def test_a_gpu_that_is_lost_is_reported(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def lost(handle: int) -> str:
+        raise nvml.NVMLError("GPU is lost")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetUUID", lost)
+    with pytest.raises(DeviceError, match="driver cannot describe a GPU: GPU is lost"):
+        configured_devices(text)
+    assert nvml.open == 0
+
+
 @pytest.mark.usefixtures("nvml")
 @pytest.mark.parametrize("visible", ["7", "GPU-89", "GPU-0000", "MIG-1111"])
 def test_a_name_of_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
