@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,8 @@ BASE_SECONDS = 30.0
 #: Speed of a slow disk.
 BYTES_PER_SECOND = 30e6
 END_SECONDS = 10.0
-#: A process with an open database transaction is given so long to finish it, so many times.
+#: A process with an open database transaction has so long to finish it. Another one may begin
+#: before the process is stopped: it is saved again, up to so often in all.
 TRANSACTION_SECONDS = 2.0
 TRANSACTION_TRIES = 3
 #: Removed files that are still open are copied into the images, up to this size each.
@@ -49,7 +50,11 @@ _MEANINGS = {
 
 
 class _TransactionError(ProcessError):
-    """The process was saved amid a database transaction."""
+    """The process is amid a transaction of databases."""
+
+    def __init__(self, databases: Sequence[str]) -> None:
+        what = ", ".join(databases)
+        super().__init__(f"it is amid a transaction of the database {what}", "dump")
 
 
 @dataclass
@@ -117,7 +122,8 @@ def dump(
     try:
         with Target(pid) as target:
             for tries_left in reversed(range(TRANSACTION_TRIES)):
-                target.wait_for_transactions(TRANSACTION_SECONDS)
+                if databases := target.wait_for_transactions(TRANSACTION_SECONDS):
+                    raise _TransactionError(databases)
                 # A process that is to end is only stopped until its images are complete.
                 stopped = nullcontext() if leave_running else target.continued_on_failure()
                 try:
@@ -151,8 +157,7 @@ def _save(
         command += _options(form, directory, work)
         _run(sandbox.enter(form, target.pid, command), work, timeout)
         if databases := images.in_transaction(directory):
-            what = ", ".join(databases)
-            raise _TransactionError(f"it is amid a transaction of the database {what}", "dump")
+            raise _TransactionError(databases)
         mapped = images.mapped_files(directory)
         target.describe(form.kind, wake_fd, mapped).write(directory)
         return images.frozen_seconds(work)

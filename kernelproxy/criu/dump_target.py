@@ -58,13 +58,20 @@ class Target:
                     os.kill(each, signal.SIGCONT)
             raise
 
-    def wait_for_transactions(self, seconds: float) -> None:
-        """Wait until no SQLite database has an open transaction, or for so many seconds."""
+    def wait_for_transactions(self, seconds: float) -> list[str]:
+        """Wait until no SQLite database has an open transaction, or for so many seconds.
+
+        Returns
+        -------
+        list of str
+            Databases that still have one.
+        """
         deadline = time.monotonic() + seconds
-        while images.databases_in_transaction(_open_files(self.pid)):
+        while databases := images.databases_in_transaction(_open_files(self.pid)):
             left = deadline - time.monotonic()
             if left <= 0 or readable(self._fd, min(left, TRANSACTION_POLL_SECONDS)):
-                return
+                break
+        return databases
 
     def describe(self, kind: str, wake_fd: int, mapped: list[images.Mapped]) -> images.Info:
         """Return the information that the images lack."""

@@ -368,11 +368,12 @@ def test_a_process_that_was_saved_amid_a_transaction_is_saved_again(
     answering.ask(f"exec({BEGIN.format(file=str(tmp_path / 'db'))!r}, names)")
     waits = []
 
-    def wait(target: Target, seconds: float) -> None:
+    def wait(target: Target, seconds: float) -> list[str]:
         """Return at once, as if the transaction had begun after this; the second time, end it."""
         waits.append(seconds)
         if len(waits) > 1:
             answering.ask("database.commit()")
+        return []
 
     monkeypatch.setattr(Target, "wait_for_transactions", wait)
     images_at = save(form, answering, tmp_path / "images")
