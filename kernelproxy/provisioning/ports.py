@@ -13,9 +13,7 @@ import socket
 import weakref
 from typing import Protocol
 
-from jupyter_client.connect import LocalPortCache
-
-CHANNELS = ("shell", "iopub", "stdin", "hb", "control")
+from kernelproxy.zmq_proxy.connection import CHANNELS
 
 
 class _Manager(Protocol):
@@ -52,8 +50,6 @@ class ReservedPorts:
             raise
         for channel, port in zip(CHANNELS, ports, strict=True):
             setattr(manager, f"{channel}_port", port)
-        # Other kernels of this server choose others also when these are released.
-        LocalPortCache.instance().currently_used_ports.update(ports)
 
     def release(self) -> None:
         """Release the ports; idempotent."""
