@@ -19,6 +19,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from kernelproxy.provisioning import ports
 from kernelproxy.provisioning.launcher import KeptKernel
+from kernelproxy.zmq_proxy.connection import CHANNELS
 
 
 @pytest.fixture
@@ -36,8 +37,8 @@ def prepare(kernel: KeptKernel) -> list[int]:
     """Prepare a launch; return the ports in the kernel's connection file."""
     asyncio.run(kernel.pre_launch(env={}))
     info: dict[str, Any] = {**kernel.connection_info}
-    found = [int(info[f"{channel}_port"]) for channel in ports.CHANNELS]
-    assert len(set(found)) == len(ports.CHANNELS)
+    found = [int(info[f"{channel}_port"]) for channel in CHANNELS]
+    assert len(set(found)) == len(CHANNELS)
     return found
 
 
@@ -82,7 +83,7 @@ def test_a_restart_with_new_ports_reserves_these(kernel: KeptKernel) -> None:
 def test_ports_are_released_when_the_kernel_has_ended(kernel: KeptKernel) -> None:
     before = len(os.listdir("/proc/self/fd"))
     old = prepare(kernel)
-    assert len(os.listdir("/proc/self/fd")) >= before + len(ports.CHANNELS)
+    assert len(os.listdir("/proc/self/fd")) >= before + len(CHANNELS)
     asyncio.run(kernel.cleanup())
     assert all(is_free(kernel, port) for port in old)
 
