@@ -69,7 +69,7 @@ class AgentLink:
         self._obeying = self._closed = False
         self._waited_for = False  # a request needs a process, and
         self._unreported = False  # the agent was not notified of it
-        self._thread = threading.Thread(target=self._run, name="jupyter_sing tender", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="jupyter_sing agent link", daemon=True)
 
     @property
     def closed(self) -> bool:
@@ -103,7 +103,8 @@ class AgentLink:
 
     def withdraw_request(self) -> None:
         """Record that no request waits for a process. Called while a command is carried out."""
-        self._waited_for = self._unreported = False
+        with self._lock:
+            self._waited_for = self._unreported = False
 
     def _notify_agent(self) -> None:
         """Notify the agent of a waiting request; not before the reply to its current command."""
