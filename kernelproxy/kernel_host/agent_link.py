@@ -69,7 +69,9 @@ class AgentLink:
         self._obeying = self._closed = False
         self._waited_for = False  # a request needs a process, and
         self._unreported = False  # the agent was not notified of it
-        self._thread = threading.Thread(target=self._run, name="jupyter_sing agent link", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="jupyter_sing agent link", daemon=True
+        )
 
     @property
     def closed(self) -> bool:
