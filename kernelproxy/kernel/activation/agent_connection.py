@@ -254,8 +254,10 @@ class Link:
                     with control.detach() as sock:
                         self._adopt(sock, fds)
                         if isinstance(reply, Attached):
-                            # Rings between the two connections were received by no daemon.
-                            send_message(sock, Bell())
+                            # Rings between the two connections were received by no daemon. If this
+                            # one has died since its reply, the end of the connection shows that.
+                            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                                send_message(sock, Bell())
                     self._report_cells()
                 finally:
                     for fd in fds:
