@@ -144,6 +144,7 @@ class ClientPage(Page):
     cells_running = Word(256, 4)
     cell_changed_ns = Word(264)
     cells_ended = Word(272)
+    answer_generation = Word(280)
 
 
 class WorkerPage(Page):
@@ -166,6 +167,17 @@ class WorkerPage(Page):
     stalled_ns = Word(320)
     dirty_bytes = Word(328)
     loading_bytes = Word(336)
+    answer_generation = Word(344)
+    frozen = Word(352)
+    answered_ns = Word(360)
+    inexact_ns = Word(368)
+    older_answered_ns = Word(376)
+    older_inexact_ns = Word(384)
+    recovered_ns = Word(392)
+    diverged = Word(400)
+    device_model = Word(408)
+    memory_failures = Word(448)
+    memory_unlisted = Word(456)
 
 
 class AgentPage(Page):
@@ -188,6 +200,7 @@ class AgentPage(Page):
     memory_quota = Word(184)
     device_name = TextField(192, 64)
     reason = TextField(256, 256)
+    deterministic = Word(512, 4)
 
     def ring(self) -> None:
         """Count a change of this page and wake its waiters.

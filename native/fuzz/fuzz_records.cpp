@@ -164,7 +164,8 @@ struct Target {
   Orders orders{host.worker()};
   State state{c10::Device(c10::DeviceType::CPU), &granted, {is_harmless, kElementsMax}};
   Answers answers{client, host.worker_page(), orders};
-  Executor executor{state, answers, {}};
+  MemoryFailures memory_failures{host.worker(), host.agent()};
+  Executor executor{state, answers, memory_failures};
   uint64_t position = 0;
 
   // Executes whole records until the first that is corrupt.

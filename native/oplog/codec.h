@@ -31,6 +31,7 @@ enum class RecordKind : uint8_t {
   generator = 8,    // create, seed, get or set the state of a random number generator
   event = 9,        // record, free, or elapsed time between two (a request)
   settings = 10,    // torch's settings from here on
+  answered = 11,    // how an earlier request was answered
 };
 
 enum RecordFlags : uint8_t {
@@ -202,7 +203,7 @@ inline bool valid(const RecordHeader& header, uint64_t available) noexcept {
   return header.bytes >= sizeof(RecordHeader) && header.bytes % 8 == 0 &&
          header.bytes <= kRecordBytesMax && header.bytes <= available &&
          header.kind >= static_cast<uint8_t>(RecordKind::define) &&
-         header.kind <= static_cast<uint8_t>(RecordKind::settings) && header.reserved == 0;
+         header.kind <= static_cast<uint8_t>(RecordKind::answered) && header.reserved == 0;
 }
 
 }  // namespace sing

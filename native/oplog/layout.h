@@ -25,6 +25,7 @@ inline constexpr size_t kAnswerRingBytes = size_t{4} << 20;
 inline constexpr size_t kAnswerChunkBytes = size_t{512} << 10;  // published piecewise
 inline constexpr size_t kRecordBytesMax = size_t{16} << 20;
 inline constexpr size_t kLine = 64;
+inline constexpr uint32_t kMemoryFailuresMax = 256;
 
 template <class T>
 using Word = std::atomic<T>;
@@ -63,6 +64,8 @@ struct ClientPage {
   alignas(kLine) Word<uint32_t> cells_running;
   Word<uint64_t> cell_changed_ns;
   Word<uint64_t> cells_ended;
+  // The WorkerPage::answer_generation to which answer_taken refers.
+  Word<uint64_t> answer_generation;
 };
 
 struct WorkerPage {
@@ -92,6 +95,22 @@ struct WorkerPage {
   alignas(kLine) Word<uint64_t> stalled_ns;  // total time without execution due to snapshots
   Word<uint64_t> dirty_bytes;                // of live storages, changed since the newest snapshot
   Word<uint64_t> loading_bytes;              // of live storages, not loaded yet
+  // Counts answers that were begun again: Note [Restarted answers] in native/worker/loop/answers.h.
+  Word<uint64_t> answer_generation;
+  // See Note [Exactness] in native/worker/state/exactness.h. Times are of CLOCK_MONOTONIC, 0: none.
+  Word<uint64_t> frozen;  // position of the newest snapshot, which may not be kept
+  Word<uint64_t> answered_ns;
+  Word<uint64_t> inexact_ns;
+  Word<uint64_t> older_answered_ns;
+  Word<uint64_t> older_inexact_ns;
+  Word<uint64_t> recovered_ns;
+  Word<uint64_t> diverged;      // requests that gave another result when they were executed again
+  Word<uint64_t> device_model;  // of the worker's device; 0: no worker yet
+  // See Note [Memory failures] in native/worker/state/memory_failures.h: their number, the position
+  // up to which some are not listed, and the positions of the records.
+  alignas(kLine) Word<uint64_t> memory_failures;
+  Word<uint64_t> memory_unlisted;
+  Word<uint64_t> memory_failed[kMemoryFailuresMax];
 };
 
 struct AgentPage {
@@ -121,6 +140,8 @@ struct AgentPage {
   Word<uint64_t> memory_quota;
   alignas(kLine) char device_name[64];
   char reason[256];  // zero-terminated UTF-8, user-facing
+  // 1: the worker uses deterministic algorithms, whatever the program has set.
+  alignas(kLine) Word<uint32_t> deterministic;
 };
 
 // A napping worker wakes by itself soon; only for a request is that too late (Note [Naps]).
@@ -139,18 +160,23 @@ static_assert(
     offsetof(ClientPage, memory_peak) == 200 && offsetof(ClientPage, memory_wanted) == 208 &&
     offsetof(ClientPage, want_sequence) == 216 && offsetof(ClientPage, operators) == 224 &&
     offsetof(ClientPage, cells_running) == 256 && offsetof(ClientPage, cell_changed_ns) == 264 &&
-    offsetof(ClientPage, cells_ended) == 272);
-static_assert(offsetof(WorkerPage, consumed) == 64 && offsetof(WorkerPage, bell) == 128 &&
-              offsetof(WorkerPage, asleep) == 132 && offsetof(WorkerPage, gate_open) == 136 &&
-              offsetof(WorkerPage, epoch) == 144 && offsetof(WorkerPage, answer_position) == 192 &&
-              offsetof(WorkerPage, answer_status) == 200 &&
-              offsetof(WorkerPage, answer_bytes) == 208 &&
-              offsetof(WorkerPage, answer_produced) == 216 &&
-              offsetof(WorkerPage, busy_ns) == 256 && offsetof(WorkerPage, active_ns) == 264 &&
-              offsetof(WorkerPage, memory_resident) == 272 &&
-              offsetof(WorkerPage, furthest) == 280 && offsetof(WorkerPage, stalled_ns) == 320 &&
-              offsetof(WorkerPage, dirty_bytes) == 328 &&
-              offsetof(WorkerPage, loading_bytes) == 336);
+    offsetof(ClientPage, cells_ended) == 272 && offsetof(ClientPage, answer_generation) == 280);
+static_assert(
+    offsetof(WorkerPage, consumed) == 64 && offsetof(WorkerPage, bell) == 128 &&
+    offsetof(WorkerPage, asleep) == 132 && offsetof(WorkerPage, gate_open) == 136 &&
+    offsetof(WorkerPage, epoch) == 144 && offsetof(WorkerPage, answer_position) == 192 &&
+    offsetof(WorkerPage, answer_status) == 200 && offsetof(WorkerPage, answer_bytes) == 208 &&
+    offsetof(WorkerPage, answer_produced) == 216 && offsetof(WorkerPage, busy_ns) == 256 &&
+    offsetof(WorkerPage, active_ns) == 264 && offsetof(WorkerPage, memory_resident) == 272 &&
+    offsetof(WorkerPage, furthest) == 280 && offsetof(WorkerPage, stalled_ns) == 320 &&
+    offsetof(WorkerPage, dirty_bytes) == 328 && offsetof(WorkerPage, loading_bytes) == 336 &&
+    offsetof(WorkerPage, answer_generation) == 344 && offsetof(WorkerPage, frozen) == 352 &&
+    offsetof(WorkerPage, answered_ns) == 360 && offsetof(WorkerPage, inexact_ns) == 368 &&
+    offsetof(WorkerPage, older_answered_ns) == 376 &&
+    offsetof(WorkerPage, older_inexact_ns) == 384 && offsetof(WorkerPage, recovered_ns) == 392 &&
+    offsetof(WorkerPage, diverged) == 400 && offsetof(WorkerPage, device_model) == 408 &&
+    offsetof(WorkerPage, memory_failures) == 448 && offsetof(WorkerPage, memory_unlisted) == 456 &&
+    offsetof(WorkerPage, memory_failed) == 464);
 static_assert(offsetof(AgentPage, device_kind) == 12 && offsetof(AgentPage, bell) == 64 &&
               offsetof(AgentPage, presence) == 68 && offsetof(AgentPage, retained) == 72 &&
               offsetof(AgentPage, log_budget) == 80 && offsetof(AgentPage, memory_granted) == 128 &&
@@ -160,6 +186,6 @@ static_assert(offsetof(AgentPage, device_kind) == 12 && offsetof(AgentPage, bell
               offsetof(AgentPage, capability) == 168 && offsetof(AgentPage, processors) == 172 &&
               offsetof(AgentPage, refused_sequence) == 176 &&
               offsetof(AgentPage, memory_quota) == 184 && offsetof(AgentPage, device_name) == 192 &&
-              offsetof(AgentPage, reason) == 256);
+              offsetof(AgentPage, reason) == 256 && offsetof(AgentPage, deterministic) == 512);
 
 }  // namespace sing

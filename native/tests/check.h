@@ -1,6 +1,7 @@
 // A minimal test runner: no library has to be installed to test what is built anywhere.
 #pragma once
 
+#include <cstdlib>
 #include <functional>
 #include <sstream>
 #include <stdexcept>
@@ -22,6 +23,9 @@ inline std::vector<Case>& cases() {
 struct Register {
   Register(const char* name, std::function<void()> body) { cases().push_back({name, body}); }
 };
+
+// True in `make test-all`.
+inline bool exhaustive() { return std::getenv("EXHAUSTIVE") != nullptr; }
 
 class CheckFailed : public std::runtime_error {
  public:

@@ -227,10 +227,15 @@ void Host::take_over() {
 void Host::run() {
   over_ = false;
   corruption_.clear();
+  lost_.reset();
   thread_ = std::thread([this] {
+    t_executed = &worker_->consumed;
     try {
       session_->run();
-    } catch (const EndOfRun& fault) {
+    } catch (const DeviceLost& lost) {
+      corruption_ = lost.what();
+      lost_.emplace(lost);
+    } catch (const std::exception& fault) {
       corruption_ = fault.what();
     }
     over_ = true;
@@ -261,6 +266,12 @@ std::string Host::corruption() {
   return corruption_;
 }
 
+DeviceLost Host::lost() {
+  const std::string text = corruption();
+  if (!lost_) throw std::runtime_error("the device was not lost: " + text);
+  return *lost_;
+}
+
 int Host::snapshot(uint64_t* position, bool stop) {
   const Taken taken = session_->snapshot(stop ? Manner::stop : Manner::beside);
   if (position) *position = taken.position;
@@ -276,6 +287,10 @@ void Host::wait(Ready ready) {
     const uint32_t seen = worker_->bell.load();
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (ready()) break;
+    if (over_ && on_over) {
+      on_over();
+      continue;
+    }
     if (over_) {
       client_->sleepers.fetch_sub(1);
       throw std::runtime_error("the worker is over: " + corruption_);
@@ -379,8 +394,17 @@ void Host::wait_answer(uint64_t position) {
 }
 
 uint64_t Host::take(Bytes& into, uint64_t most) {
-  const uint64_t taken = into.size();
-  wait([&] { return worker_->answer_produced.load() > taken; });
+  uint64_t taken = into.size();
+  const uint64_t position = client_->answer_wanted.load();
+  wait([&] {
+    if (client_->answer_generation.load() != worker_->answer_generation.load()) taken = 0;
+    return worker_->answer_position.load() == position && worker_->answer_produced.load() > taken;
+  });
+  if (client_->answer_generation.load() != worker_->answer_generation.load()) {
+    into.clear();
+    client_->answer_taken.store(0);
+    client_->answer_generation.store(worker_->answer_generation.load());
+  }
   const uint64_t at = taken % kAnswerRingBytes;
   const uint64_t count =
       std::min({most, worker_->answer_produced.load() - taken, kAnswerRingBytes - at});
@@ -393,9 +417,16 @@ uint64_t Host::take(Bytes& into, uint64_t most) {
 }
 
 void Host::abandon() {
+  record_answer(client_->answer_wanted.load(), {AnswerStatus::error, {}});
   client_->answer_wanted.store(0);
   client_->answer_taken.store(UINT64_MAX);
   futex_wake(low_half(client_->answer_taken));
+}
+
+void Host::replace(uint64_t end, const CallRecord& call) {
+  const auto payload = call.payload().view();
+  std::memcpy(log_.data() + (end - padded(payload.size())) % capacity_, payload.data(),
+              payload.size());
 }
 
 Answer Host::request(RecordKind kind, const Writer& payload) {
@@ -405,7 +436,24 @@ Answer Host::request(RecordKind kind, const Writer& payload) {
   answer.status = static_cast<AnswerStatus>(worker_->answer_status.load());
   const uint64_t bytes = worker_->answer_bytes.load();
   while (answer.bytes.size() < bytes) take(answer.bytes, bytes);
+  if (on_answer) on_answer(position, answer);
+  if (!answer.ok()) record_answer(position, {answer.status, {}});
   client_->answer_wanted.store(0);
+  return answer;
+}
+
+void Host::record_answer(uint64_t position, const Answer& answer) {
+  Writer out;
+  out.put<uint64_t>(position);
+  out.put<uint32_t>(static_cast<uint32_t>(answer.status));
+  out.put<uint32_t>(static_cast<uint32_t>(answer.bytes.size()));
+  out.put_bytes(answer.bytes.data(), answer.bytes.size());
+  append(RecordKind::answered, 0, out);
+}
+
+Answer Host::request_recorded(const CallRecord& call) {
+  const Answer answer = request_call(call);
+  if (answer.ok()) record_answer(head_, answer);
   return answer;
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,7 +38,19 @@ struct Answer {
   ErrorKind kind() const;  // of an error
   std::string operation() const;
   std::string message() const;
+  // Of the record that failed.
+  uint64_t position() const {
+    Reader in(bytes);
+    in.get_bytes(1);
+    return in.get<uint64_t>();
+  }
 };
+
+// The position of the record that this thread executes as a worker; none in other threads.
+inline thread_local const Word<uint64_t>* t_executed = nullptr;
+inline std::optional<uint64_t> executed_record() {
+  return t_executed ? std::optional(t_executed->load()) : std::nullopt;
+}
 
 // Builds the payload of a call.
 class CallRecord {
@@ -88,8 +101,20 @@ class Host {
   Session& prepared() { return *prepared_; }
   void take_over();
   bool running() const { return thread_.joinable(); }
-  // Waits for the end of the run. Returns the text of CorruptLog, if that ended it.
+  // True if the run has ended, or has not begun.
+  bool over() const { return over_; }
+  // Called by a client that waits for a worker whose run is over; it starts another one. Without
+  // it, waiting is an error.
+  std::function<void()> on_over;
+  // What ended the last run, after stop().
+  const std::string& ended_by() const { return corruption_; }
+  const std::optional<DeviceLost>& loss() const { return lost_; }
+  // Called with each answer, and the position of the end of its request.
+  std::function<void(uint64_t, const Answer&)> on_answer;
+  // Waits for the end of the run. Returns the text of the error that ended it, if one did.
   std::string corruption();
+  // Waits for the end of the run, which a lost device ends.
+  DeviceLost lost();
   Session& session() { return *session_; }
   int snapshot(uint64_t* position = nullptr, bool stop = true);
   void commit(uint64_t position) { agent_->retained.store(position); }
@@ -108,6 +133,9 @@ class Host {
   void write(const Tensor& tensor, const void* data);
   uint64_t call(const CallRecord& call) { return append(RecordKind::call, 0, call.payload()); }
   Answer request_call(const CallRecord& call);
+  // For a request whose answer depends on data: the log keeps the answer, as a client has it.
+  Answer request_recorded(const CallRecord& call);
+  void record_answer(uint64_t position, const Answer& answer);
   uint64_t append(RecordKind kind, uint8_t flags, const Writer& payload);
   uint64_t append_raw(const void* bytes, size_t count);
   Answer request(RecordKind kind, const Writer& payload);
@@ -123,6 +151,9 @@ class Host {
   void wait_answer(uint64_t position);
   uint64_t take(Bytes& into, uint64_t most);
   void abandon();
+  // Replaces the call that ends at `end` by another one of the same size: executed again, the log
+  // gives other values, as after a kernel that adds in any order.
+  void replace(uint64_t end, const CallRecord& call);
 
   ClientPage& client() { return *client_; }
   WorkerPage& worker() { return *worker_; }
@@ -149,6 +180,7 @@ class Host {
   std::thread thread_;
   std::atomic<bool> over_{false};
   std::string corruption_;
+  std::optional<DeviceLost> lost_;
   uint64_t head_ = 0;
   uint32_t id_ = 1;
   uint32_t ops_ = 1;

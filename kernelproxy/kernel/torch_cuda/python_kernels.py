@@ -10,22 +10,15 @@ Kernels that a program launches itself are refused, with a text that says what t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
-
-#: Libraries that cannot work without a GPU in this process.
-GPU_LIBRARIES = {"cupy": "CuPy", "pycuda.driver": "PyCUDA"}
-_INSTEAD = "use operators of torch on device 'cuda'"
 
 
 def install(watch: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
     """Called before torch is imported; `watch` runs a function after a module's import."""
     watch("torch._native.registry", leave_operators)
     watch("triton.runtime.driver", refuse_triton)
-    for name, shown in GPU_LIBRARIES.items():
-        watch(name, lambda module, shown=shown: _report(shown))  # type: ignore[misc]
 
 
 def leave_operators(registry: ModuleType) -> None:
@@ -51,16 +44,8 @@ def refuse_triton(module: ModuleType) -> None:
     def _create_driver() -> NoReturn:
         raise RuntimeError(
             "This kernel is written in Triton, which jupyter_sing cannot run yet: "
-            f"the GPU is in another process. Instead, {_INSTEAD}; torch.compile makes "
-            "kernels of them there."
+            "the GPU is in another process. Instead, use operators of torch on device 'cuda'; "
+            "torch.compile makes kernels of them there."
         )
 
     module._create_driver = _create_driver  # type: ignore[attr-defined]
-
-
-def _report(shown: str) -> None:
-    print(
-        f"jupyter_sing: {shown} finds no GPU here: jupyter_sing runs torch on the GPU from another "
-        f"process, and cannot do so for {shown} yet. Instead, {_INSTEAD}.",
-        file=sys.stderr,
-    )

@@ -158,6 +158,7 @@ void Session::write_locked(RecordKind kind, uint8_t flags, std::span<const std::
 // Returns the bytes of the records that must precede the next record.
 uint64_t Session::unwritten_locked() const noexcept {
   uint64_t bytes = 0;
+  if (answered_.size() != 0) bytes += padded(sizeof(RecordHeader) + answered_.size());
   if (!settings_told_) bytes += padded(sizeof(RecordHeader) + 4 + sizeof(Settings));
   if (!pending_.empty()) {
     bytes += padded(sizeof(RecordHeader) + 8 + pending_.size() * sizeof(StorageEntry));
@@ -166,6 +167,12 @@ uint64_t Session::unwritten_locked() const noexcept {
 }
 
 void Session::flush_locked() {
+  if (answered_.size() != 0) [[unlikely]] {
+    write_locked(RecordKind::answered, 0, answered_.view(), {});
+    answered_.clear();
+    publish_locked();
+    client_->answer_wanted.store(0, std::memory_order_seq_cst);
+  }
   if (!settings_told_) {
     Writer out;
     put_settings(out, settings_[settings_number()]);
@@ -302,7 +309,7 @@ void Session::append(RecordKind kind, std::span<const std::byte> payload,
 void Session::flush_storages() {
   {
     std::lock_guard lock(mutex_);
-    if (pending_.empty() || place_ != Place::present) return;
+    if ((pending_.empty() && answered_.size() == 0) || place_ != Place::present) return;
     if (!has_room(unwritten_locked())) return;  // the next record flushes them
     flush_locked();
     publish_locked();
@@ -376,70 +383,121 @@ void Session::wait_agent(const std::function<bool()>& ready) {
 
 // ---------------------------------------------------------------- requests
 
-void Session::answer(uint64_t position, const std::function<std::byte*(uint64_t)>& reserve) {
-  wait_answer([&] { return worker_->answer_position.load(std::memory_order_acquire) == position; });
-  const auto status =
-      static_cast<AnswerStatus>(worker_->answer_status.load(std::memory_order_relaxed));
-  const uint64_t total = worker_->answer_bytes.load(std::memory_order_relaxed);
-  std::vector<std::byte> failure;
-  std::byte* to = nullptr;
-  if (status == AnswerStatus::error) {
-    failure.resize(total);
-    to = failure.data();
-  } else {
-    to = reserve(total);
-  }
+// Takes what is produced, until the answer is complete. Returns false if a worker has begun it
+// again, see Note [Restarted answers] in worker/loop/answers.h.
+bool Session::take(std::span<std::byte> into, uint64_t generation) {
   uint64_t taken = 0;
-  while (taken < total) {
+  const auto current = [&] {
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return worker_->answer_generation.load(std::memory_order_acquire) == generation;
+  };
+  while (taken < into.size()) {
     uint64_t produced = 0;
     wait_answer([&] {
       produced = worker_->answer_produced.load(std::memory_order_acquire);
-      return produced > taken;
+      return produced > taken || !current();
     });
-    produced = std::min(produced, total);
+    produced = std::min<uint64_t>(produced, into.size());
     while (taken < produced) {
       const uint64_t at = taken % kAnswerRingBytes;
       const uint64_t count = std::min(produced - taken, kAnswerRingBytes - at);
-      std::memcpy(to + taken, answers_ + at, count);
+      std::memcpy(into.data() + taken, answers_ + at, count);
       taken += count;
     }
+    if (!current()) return false;
     client_->answer_taken.store(taken, std::memory_order_seq_cst);
     if (worker_->asleep.load(std::memory_order_seq_cst) != 0) {
       futex_wake(low_half(client_->answer_taken));
     }
   }
-  if (status == AnswerStatus::error) raise_answer(failure);
+  return true;
 }
 
-namespace {
-// Withdraws the awaited answer when a wait ends by an exception: the worker must not wait for a
-// client that no longer waits. The worker may sleep on answer_taken, so that word changes, too.
-class Wanted {
+void Session::answer(uint64_t position, const std::function<std::byte*(uint64_t)>& reserve) {
+  const auto given = [&] {
+    return worker_->answer_position.load(std::memory_order_acquire) == position;
+  };
+  for (;;) {
+    wait_answer(given);
+    const uint64_t generation = worker_->answer_generation.load(std::memory_order_acquire);
+    if (!given()) continue;
+    const auto status =
+        static_cast<AnswerStatus>(worker_->answer_status.load(std::memory_order_relaxed));
+    const uint64_t total = worker_->answer_bytes.load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (worker_->answer_generation.load(std::memory_order_acquire) != generation) continue;
+    if (client_->answer_generation.load(std::memory_order_relaxed) != generation) {
+      client_->answer_taken.store(0, std::memory_order_seq_cst);
+      client_->answer_generation.store(generation, std::memory_order_seq_cst);
+    }
+    std::vector<std::byte> failure;
+    if (status == AnswerStatus::error) failure.resize(total);
+    std::byte* to = status == AnswerStatus::error ? failure.data() : reserve(total);
+    if (!take({to, total}, generation)) continue;
+    if (status == AnswerStatus::error) raise_answer(failure);
+    return;
+  }
+}
+
+// Notes an answer that the next record is to precede.
+void Session::note_answered_locked(uint64_t position, AnswerStatus status,
+                                   std::span<const std::byte> bytes) {
+  answered_.clear();
+  answered_.put<uint64_t>(position);
+  answered_.put<uint32_t>(static_cast<uint32_t>(status));
+  answered_.put<uint32_t>(static_cast<uint32_t>(bytes.size()));
+  answered_.put_bytes(bytes.data(), bytes.size());
+}
+
+// Writes that a request failed or was abandoned, if the log has room now.
+void Session::note_failed(uint64_t position) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    note_answered_locked(position, AnswerStatus::error, {});
+    if (!has_room(unwritten_locked())) return;
+    flush_locked();
+    publish_locked();
+  }
+  notify(false);
+}
+
+// Withdraws the awaited answer when a request ends, unless its answer is to be recorded. If it ends
+// by an exception, the worker must not wait for a client that no longer waits. The worker may sleep
+// on answer_taken, so that word changes, too.
+class Session::Wanted {
  public:
-  explicit Wanted(ClientPage& page) : page_(page) {}
+  Wanted(Session& session, uint64_t position) : session_(session), position_(position) {}
   ~Wanted() {
-    page_.answer_wanted.store(0, std::memory_order_seq_cst);
+    ClientPage& page = *session_.client_;
+    if (!taken_) session_.note_failed(position_);
+    if (!recorded_) page.answer_wanted.store(0, std::memory_order_seq_cst);
     if (taken_) return;
-    page_.answer_taken.store(UINT64_MAX, std::memory_order_seq_cst);
-    futex_wake(low_half(page_.answer_taken));
+    page.answer_taken.store(UINT64_MAX, std::memory_order_seq_cst);
+    futex_wake(low_half(page.answer_taken));
   }
   Wanted(const Wanted&) = delete;
   Wanted& operator=(const Wanted&) = delete;
 
   void taken() { taken_ = true; }
+  void record(std::span<const std::byte> bytes) {
+    std::lock_guard lock(session_.mutex_);
+    session_.note_answered_locked(position_, AnswerStatus::ok, bytes);
+    recorded_ = true;
+  }
 
  private:
-  ClientPage& page_;
+  Session& session_;
+  const uint64_t position_;
   bool taken_ = false;
+  bool recorded_ = false;
 };
-}  // namespace
 
 void Session::request(RecordKind kind, std::span<const std::byte> payload,
                       std::span<std::byte> destination) {
   const auto lock = lock_without_gil(request_mutex_);
   const uint64_t position = append_record(kind, kRequest, payload, {});
   const Engagement engagement(*this);
-  Wanted wanted(*client_);
+  Wanted wanted(*this, position);
   answer(position, [&](uint64_t total) {
     TORCH_CHECK(total == destination.size(), "the device worker answered ", total, " bytes where ",
                 destination.size(), " were asked for");
@@ -449,16 +507,17 @@ void Session::request(RecordKind kind, std::span<const std::byte> payload,
 }
 
 std::vector<std::byte> Session::request(RecordKind kind, std::span<const std::byte> payload,
-                                        uint8_t flags) {
+                                        uint8_t flags, bool recorded) {
   const auto lock = lock_without_gil(request_mutex_);
   const uint64_t position = append_record(kind, kRequest | flags, payload, {});
   const Engagement engagement(*this);
-  Wanted wanted(*client_);
+  Wanted wanted(*this, position);
   std::vector<std::byte> bytes;
   answer(position, [&](uint64_t total) {
     bytes.resize(total);
     return bytes.data();
   });
+  if (recorded) wanted.record(bytes);
   wanted.taken();
   return bytes;
 }

@@ -16,6 +16,12 @@
 // (`engaged_`): a request until its answer was taken, a request for memory until it was answered;
 // leave() waits for these. The rest, such as freeing a storage, continues, and its effects are kept
 // until rejoin(), as are the contents of the client page.
+//
+// Note [Recorded answers]: a worker that executes the log again may compute other values, and
+// geometry may depend on them (nonzero). But the log names tensors of the geometry that was
+// answered. So such an answer is itself a record, written before the next record; so is the fact
+// that a request failed or was abandoned. Until that record is in the log, `answer_wanted` keeps
+// its position: then the answer ring has what the client received.
 #pragma once
 
 #include <atomic>
@@ -79,9 +85,10 @@ class Session {
   // their exact size. Raises the error that the worker reports, or KeyboardInterrupt.
   void request(RecordKind kind, std::span<const std::byte> payload,
                std::span<std::byte> destination);
-  // The same for an answer of unknown size.
+  // The same for an answer of unknown size. `recorded`: it depends on data, so the log keeps it,
+  // see Note [Recorded answers].
   std::vector<std::byte> request(RecordKind kind, std::span<const std::byte> payload,
-                                 uint8_t flags = 0);
+                                 uint8_t flags = 0, bool recorded = false);
 
   // Waits until everything appended so far was executed; raises a pending error.
   void synchronize();
@@ -156,6 +163,7 @@ class Session {
   void reset_peak();
 
  private:
+  class Wanted;
   friend class Probing;
   Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
 
@@ -184,6 +192,10 @@ class Session {
   void ring_if_needed() noexcept;
   void check_usable() const;
   void answer(uint64_t position, const std::function<std::byte*(uint64_t)>& reserve);
+  bool take(std::span<std::byte> into, uint64_t generation);
+  void note_answered_locked(uint64_t position, AnswerStatus status,
+                            std::span<const std::byte> bytes);
+  void note_failed(uint64_t position) noexcept;
   void wait_answer(const std::function<bool()>& ready);
   void wait_agent(const std::function<bool()>& ready);
   void await_progress(uint64_t position);
@@ -219,6 +231,7 @@ class Session {
   uint64_t head_ = 0;
   uint64_t populated_ = 0;  // a position up to which the log has pages
   uint64_t used_ = 0, peak_ = 0, most_ = UINT64_MAX;
+  Writer answered_;  // the next record, unless empty
   std::vector<StorageEntry> pending_;
   uint64_t pending_bytes_ = 0;
   std::vector<uint32_t> free_ids_;

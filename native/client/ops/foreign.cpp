@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
 #include "client/ops/calls.h"
@@ -54,13 +55,86 @@ bool has_compiled_kernel(const c10::OperatorHandle& op) {
   return false;
 }
 
+// True if an operator's only kernel is a compiled composite.
+bool is_compiled_composite(const std::string& state, c10::DispatchKey kind) {
+  const std::string begin = std::string("\n") + c10::toString(kind) + "[alias]: ";
+  const size_t at = state.find(begin);
+  return at != state.npos &&
+         !is_python(std::string_view(state).substr(at + 1, state.find('\n', at + 1) - at - 1));
+}
+
+bool is_compiled_composite(const c10::OperatorHandle& op) {
+  const bool implicit = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  if (!implicit && !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
+    return false;
+  }
+  return is_compiled_composite(op.dumpState(), implicit
+                                                   ? c10::DispatchKey::CompositeImplicitAutograd
+                                                   : c10::DispatchKey::CompositeExplicitAutograd);
+}
+
+bool is_plain_operand(const c10::IValue& value, bool recorded) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.defined() && tensor.device().type() == kDevice &&
+           !(recorded && tensor.requires_grad());
+  }
+  if (value.isTensorList() || value.isOptionalTensorList()) {
+    const auto items = value.toListRef();
+    return std::all_of(items.begin(), items.end(),
+                       [&](const c10::IValue& item) { return is_plain_operand(item, recorded); });
+  }
+  return value.isNone() || value.isInt() || value.isDouble() || value.isBool() ||
+         value.isString() || value.isIntList() || value.isDoubleList() || value.isBoolList();
+}
+
+// True if a composite may be executed as a whole by the worker, which has no autograd, no autocast
+// and no operands on the host. All others run here, up to the first address that they request.
+bool may_be_whole(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (at::autocast::is_autocast_enabled(kDevice)) return false;
+  const bool recorded = c10::GradMode::is_enabled();
+  const size_t operands = op.schema().arguments().size();
+  return std::all_of(stack.end() - static_cast<std::ptrdiff_t>(operands), stack.end(),
+                     [&](const c10::IValue& value) { return is_plain_operand(value, recorded); });
+}
+
 void route(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (keys.has_backend(c10::BackendComponent::CUDABit) && has_compiled_kernel(op)) {
+  if (keys.has_backend(c10::BackendComponent::CUDABit) &&
+      (has_compiled_kernel(op) || (is_compiled_composite(op) && may_be_whole(op, *stack)))) {
     call(op, keys, stack);
     return;
   }
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
   op.redispatchBoxed(keys & below, stack);
+}
+
+// Keys of tensors that stand for others, which a composite resolves by its operators.
+constexpr c10::DispatchKeySet kStandIns({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                         c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
+                                         c10::DispatchKey::ZeroTensor,
+                                         c10::DispatchKey::FuncTorchBatched,
+                                         c10::DispatchKey::FuncTorchGradWrapper});
+
+// For AutogradCUDA, where the dispatcher would run a composite before it reaches `route`.
+void route_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !op.hasKernelForDispatchKey(c10::DispatchKey::Autograd), op.schema().name(),
+      ": a library that was loaded later defines its derivative, which cannot be used here.");
+  if (!keys.has_any(kStandIns) && may_be_whole(op, *stack)) {
+    call(op, keys, stack);
+  } else {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CUDA), stack);
+  }
+}
+
+// True if the dispatcher runs an operator's composite kernel at AutogradCUDA.
+bool is_composite_with_derivative(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCUDA) && is_compiled_composite(op);
 }
 
 bool takes_tensors(const c10::FunctionSchema& schema) {
@@ -227,6 +301,11 @@ void take_over_operators() {
     std::string local = name.name.substr(colons + 2);
     if (!name.overload_name.empty()) local += "." + name.overload_name;
     library->impl(local.c_str(), torch::CppFunction::makeFromBoxedFunction<&route>());
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op.has_value() || !is_composite_with_derivative(*op)) continue;
+    auto* derivative = new torch::Library(torch::Library::IMPL, name.name.substr(0, colons),
+                                          c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
+    derivative->impl(local.c_str(), torch::CppFunction::makeFromBoxedFunction<&route_composite>());
   }
 }
 

@@ -7,9 +7,11 @@
 // before those of devices, for which no other code registers kernels. It sends calls with the
 // device's tensors to the worker if the kernel they would reach is compiled, and lets all others
 // pass. Kernels in Python and composites pass too: they consist of operators that arrive here
-// again. Composites that are compiled and launch a kernel of their own are stopped when they
-// request addresses: Note [Guarded storages]. A library's kernel for an operator of torch takes
-// precedence over ours, too: after libraries were loaded, such operators get a kernel that refuses.
+// again. Compiled composites may launch a kernel of their own, so the worker executes them as a
+// whole where that gives the same result: without autograd and autocast. Otherwise they run here,
+// and are stopped when they request addresses: Note [Guarded storages]. A library's kernel for an
+// operator of torch takes precedence over ours, too: after libraries were loaded, such operators
+// get a kernel that refuses.
 #pragma once
 
 namespace sing::client {

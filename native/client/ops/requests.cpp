@@ -108,19 +108,27 @@ class Request {
     return slots_.back();
   }
 
+  // True if equal geometry of the operands does not imply equal geometry of the results.
+  bool depends_on_data() const {
+    return op_.dynamic || (op_.masks && encoder_.has_mask()) || !(op_.plain || op_.counts) ||
+           encoder_.has_compound();
+  }
+
   // A device's allocator may run out of memory before the accounts do. The agent may have free
   // memory: retry once, unless the operator may have changed something already.
   std::vector<std::byte> send() {
     Session& session = Session::get();
     try {
-      return session.request(RecordKind::call, encoder_.record().view(), encoder_.flags());
+      return session.request(RecordKind::call, encoder_.record().view(), encoder_.flags(),
+                             depends_on_data());
     } catch (const c10::OutOfMemoryError&) {
       if (op_.schema.is_mutable()) throw;
       uint64_t bytes = kRoom;
       for (const at::Tensor* tensor : encoder_.tensors()) bytes += 2 * tensor->nbytes();
       if (!session.try_reserve(bytes)) throw;
     }
-    return session.request(RecordKind::call, encoder_.record().view(), encoder_.flags());
+    return session.request(RecordKind::call, encoder_.record().view(), encoder_.flags(),
+                           depends_on_data());
   }
 
   c10::IValue read(Reader& in, Output& planned) {

@@ -275,7 +275,7 @@ void Decoder::materialise(Call& call) {
   for (Operand& operand : call.operands) {
     c10::IValue& argument = call.stack[operand.argument];
     Slot& slot = state_.storages.at(operand.id);
-    operand.fresh = !slot.in_memory() || slot.life == Slot::Life::lost;
+    operand.fresh |= !slot.in_memory() || slot.life == Slot::Life::lost;
     const Operand* same = argument.isList() ? nullptr : same_tensor(call, operand);
     operand.tensor = same != nullptr ? same->tensor
                                      : make_tensor(state_.storages.use_raw(slot), operand.geometry);

@@ -1,14 +1,15 @@
 #include "worker/exec/executor.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <algorithm>
 
 #include "worker/exec/alone.h"
 #include "worker/exec/checking.h"
 #include "worker/exec/origins.h"
+#include "worker/exec/repetition.h"
 #include "worker/loop/clock.h"
 
 namespace sing {
@@ -22,11 +23,6 @@ std::shared_ptr<const std::string> named(const std::string& name) {
 // Checks that a record ends here: anything but padding after its payload is an error.
 void expect_end(const Reader& in) {
   if (!in.ok() || in.remaining() >= 8) throw CorruptLog("a record of a wrong length");
-}
-
-void wait_for_device(c10::Device device) {
-  if (device.type() == c10::DeviceType::CPU) return;
-  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
 // Order-dependent hash: the same parts in another order give another value.
@@ -102,6 +98,12 @@ bool Executor::execute(uint64_t position, const RecordHeader& header,
     case RecordKind::settings:
       settings(in);
       return true;
+    case RecordKind::answered:
+      expect_request(false);
+      in.get<uint64_t>();
+      get_recorded(in);  // used when the request was executed
+      expect_end(in);
+      return true;
   }
   throw CorruptLog("a record of an unknown kind");
 }
@@ -111,10 +113,74 @@ void Executor::expect_request(bool request) const {
 }
 
 void Executor::refuse_skipped() const {
+  if (memory_failures_.has(position_)) [[unlikely]]
+    throw BeyondGrant({__func__, __FILE__, __LINE__},
+                      "out of device memory, as when it was executed before");
   const auto found = skip_.find(position_);
   if (found == skip_.end()) return;
-  if (found->second) throw OutOfHostMemory("the system ended the device's process each time");
-  throw std::runtime_error("the operator ended the device's process each time it ran");
+  const auto& [why, starved] = found->second;
+  if (starved) throw OutOfHostMemory(why);
+  throw std::runtime_error(why);
+}
+
+void Executor::finish_carefully() const {
+  if (position_ < careful_until_) [[unlikely]]
+    wait_for_device(state_.device);
+}
+
+template <class Work>
+void Executor::with_room(const Work& work, const Operator* op) {
+  stage_ = Stage::operands;
+  try {
+    return work(false);
+  } catch (const EndOfRun&) {
+    throw;
+  } catch (...) {
+    if (state_.device.is_cpu() || !lacks_device_memory()) throw;
+    throw_if_lost(state_.device, position_, op ? op->full_name : std::string());
+    const bool repeat = may_repeat(op);
+    if (stage_ == Stage::kernel && op->draws) state_.generators.rewind();
+    if (!repeat) throw;
+  }
+  make_room();
+  try {
+    work(true);
+  } catch (...) {
+    if (stage_ == Stage::kernel && op->draws) state_.generators.rewind();
+    throw;
+  }
+}
+
+bool Executor::may_repeat(const Operator* op) const {
+  if (stage_ == Stage::operands) return true;
+  return stage_ == Stage::kernel && !op->unknown &&
+         std::none_of(call_.operands.begin(), call_.operands.end(),
+                      [](const Operand& operand) { return operand.changed; });
+}
+
+void Executor::make_room() {
+  c10::getDeviceAllocator(state_.device.type())->emptyCache();
+  if (room_) room_();
+}
+
+Failure Executor::failed(const std::string& operation, bool draws) {
+  Failure failure = describe_exception(state_.device, position_, operation);
+  const bool memory =
+      failure.kind == ErrorKind::out_of_memory || failure.kind == ErrorKind::out_of_host_memory;
+  if (!memory || memory_failures_.has(position_) || skip_.contains(position_)) return failure;
+  const bool again = !state_.storages.enforced();
+  if (again && !memory_failures_.may_have(position_)) throw NoRoom(failure.message);
+  bool partly = draws && state_.device.is_cpu();  // its generators are not put back
+  for (const Operand& operand : call_.operands) {
+    partly |= operand.changed && stage_ != Stage::operands;
+    // As when it fails again, without its operands.
+    Slot& slot = state_.storages.at(operand.id);
+    if (operand.fresh && slot.storage && slot.life == Slot::Life::live) {
+      state_.storages.allocate(operand.id, slot.bytes);
+    }
+  }
+  if (!memory_failures_.add(position_) || partly) state_.exactness.note_inexact();
+  return failure;
 }
 
 void Executor::fail(Failure failure) {
@@ -123,13 +189,22 @@ void Executor::fail(Failure failure) {
   ++state_.failures;
 }
 
+// A fault of the device that was not noticed yet may come first.
+bool Executor::report(const Failure& failure) {
+  if (answers_.wanted(end_)) wait_for_device(state_.device);
+  return answers_.send(end_, failure);
+}
+
 // Returns true if the request has to report an earlier failure; `taken` is then the return value of
-// the request.
+// the request. A request that succeeded when it was executed before reports nothing: the failure
+// occurred only now, and the next request that a client waits for reports it.
 bool Executor::reports_pending(bool& taken) {
   if (!state_.pending) return false;
+  const auto before = answers_.recorded(end_);
+  if (before ? before->status == AnswerStatus::ok : !answers_.wanted(end_)) return false;
   const Failure failure = std::move(*state_.pending);
   state_.pending.reset();
-  taken = answers_.send(end_, failure);
+  taken = report(failure);
   return true;
 }
 
@@ -176,11 +251,12 @@ void Executor::write(Reader& in) {
   if (state_.stale(slot) && range.count != slot.bytes) return;
   try {
     refuse_skipped();
-    state_.storages.write(slot, range.offset, bytes);
+    with_room([&](bool) { state_.storages.write(slot, range.offset, bytes); });
+    finish_carefully();
   } catch (const EndOfRun&) {
     throw;
   } catch (...) {
-    Failure failure = describe_exception(position_, "a copy to the device");
+    Failure failure = failed("a copy to the device");
     state_.storages.lose(range.id, named(failure.operation), slot.bytes);
     fail(std::move(failure));
   }
@@ -199,15 +275,16 @@ bool Executor::read(Reader& in) {
   if (slot.in_memory() && !answers_.wanted(end_)) return true;
   if (slot.life == Slot::Life::lost) {
     const std::string message = "this tensor was never computed: " + *slot.cause + " failed";
-    return answers_.send(end_, {ErrorKind::lost_operand, position_, *slot.cause, message});
+    return report({ErrorKind::lost_operand, position_, *slot.cause, message});
   }
   try {
     refuse_skipped();
-    state_.storages.use(slot);
+    with_room([&](bool) { state_.storages.use(slot); });
+    finish_carefully();
   } catch (const EndOfRun&) {
     throw;
   } catch (...) {
-    return answers_.send(end_, describe_exception(position_, "a copy from the device"));
+    return report(failed("a copy from the device"));
   }
   return answers_.send(end_, AnswerStatus::ok, range.count,
                        [&](uint64_t offset, std::span<std::byte> into) {
@@ -224,12 +301,13 @@ void Executor::resize(Reader& in) {
   state_.storages.at(id);
   try {
     refuse_skipped();
-    state_.storages.resize(id, bytes);
+    with_room([&](bool) { state_.storages.resize(id, bytes); });
+    finish_carefully();
   } catch (const EndOfRun&) {
     throw;
   } catch (...) {
     // The notebook's tensors already have the new size.
-    Failure failure = describe_exception(position_, "a resize of a storage");
+    Failure failure = failed("a resize of a storage");
     state_.storages.lose(id, named(failure.operation), bytes);
     fail(std::move(failure));
   }
@@ -288,8 +366,8 @@ bool Executor::generator(Reader& in) {
   } catch (const EndOfRun&) {
     throw;
   } catch (...) {
-    Failure failure = describe_exception(position_, "a random number generator");
-    if (request) return answers_.send(end_, failure);
+    Failure failure = describe_exception(state_.device, position_, "a random number generator");
+    if (request) return report(failure);
     fail(std::move(failure));
     return true;
   }
@@ -319,9 +397,8 @@ bool Executor::event(Reader& in) {
       if (reports_pending(taken)) return taken;
       const auto from = state_.events.find(number), to = state_.events.find(other);
       if (from == state_.events.end() || to == state_.events.end()) {
-        return answers_.send(end_,
-                             {ErrorKind::runtime, position_, "an event",
-                              "Both events must be recorded before calculating elapsed time."});
+        return report({ErrorKind::runtime, position_, "an event",
+                       "Both events must be recorded before calculating elapsed time."});
       }
       const double elapsed = static_cast<double>(to->second - from->second) / 1e6;
       return answers_.send(end_, AnswerStatus::ok, std::as_bytes(std::span(&elapsed, 1)));
@@ -335,12 +412,13 @@ void Executor::settings(Reader& in) {
   const Settings values = get_settings(in);
   expect_end(in);
   state_.settings = values;
-  apply_settings(values);
+  determinism_.apply(state_.settings);
 }
 
 // ---------------------------------------------------------------- calls
 
 bool Executor::call(Reader& in) {
+  const Reader record = in;
   const uint32_t number = in.get<uint32_t>();
   const uint16_t arguments = in.get<uint16_t>();
   const uint16_t returns = in.get<uint16_t>();
@@ -355,7 +433,13 @@ bool Executor::call(Reader& in) {
     complaint = "internal: another number of results was expected";
   }
   bool taken = true;
-  if (is_request() && reports_pending(taken)) return taken;
+  if (is_request() && reports_pending(taken)) {
+    call_.clear();
+    return taken;
+  }
+  before_.reset();
+  if (is_request()) before_ = answers_.recorded(end_);
+  if (before_ && before_->status != AnswerStatus::ok) before_.reset();
 
   answer_.clear();
   std::optional<Failure> failure;
@@ -373,22 +457,45 @@ bool Executor::call(Reader& in) {
     try {
       refuse_skipped();
       TORCH_CHECK(complaint.empty(), complaint);
-      perform_checked(op, is_request() ? &answer_ : nullptr);
+      const auto perform_once = [&](bool again) {
+        if (again) parse_again(record, op, arguments);
+        perform_checked(op, is_request() ? &answer_ : nullptr);
+      };
+      with_room(perform_once, &op);
+      finish_carefully();
     } catch (const EndOfRun&) {
       throw;
     } catch (...) {
-      failure = describe_exception(position_, op.full_name);
+      failure = failed(op.full_name, op.draws);
     }
   }
   if (failure) {
     const auto cause = named(failure->operation);
-    if (!is_request()) fail(*failure);
+    if (!is_request() || before_) fail(*failure);
     skip_call(cause);
+    if (before_) {
+      lose_recorded(state_, call_, expected_, before_->bytes, cause);
+      ++state_.diverged;
+    }
   }
   call_.clear();
   if (!is_request()) return true;
-  if (failure) return answers_.send(end_, *failure);
+  if (failure) return report(*failure);
   return answers_.send(end_, AnswerStatus::ok, answer_.view());
+}
+
+// The operator has taken the operands of the first attempt from the stack.
+void Executor::parse_again(Reader in, const Operator& op, uint16_t arguments) {
+  stage_ = Stage::operands;
+  Call before;
+  std::swap(before, call_);
+  in.get<uint32_t>();
+  in.get<uint16_t>();
+  in.get<uint16_t>();
+  decoder_.parse(in, op, arguments, call_);
+  for (size_t i = 0; i < call_.operands.size(); ++i) {
+    call_.operands[i].fresh = before.operands[i].fresh;
+  }
 }
 
 bool Executor::overwrites(const Operand& operand, const Slot& slot) const {
@@ -426,13 +533,26 @@ void Executor::skip_call(const std::shared_ptr<const std::string>& cause) {
 }
 
 void Executor::perform_checked(const Operator& op, Writer* answer) {
+  std::optional<Repetition> repetition;
+  if (before_) repetition.emplace(state_, call_, before_->bytes);
   decoder_.materialise(call_);
   std::optional<WriteCheck> check;
   if (state_.limits.check_writes) check.emplace(state_, call_);
+  if (op.draws && !state_.device.is_cpu()) [[unlikely]]
+    state_.generators.mark();
+  stage_ = Stage::kernel;
   perform(op);
+  stage_ = Stage::results;
   if (check) check->compare(state_, op);
   if (call_.stack.size() != expected_.returns.size()) {
     TORCH_CHECK(false, "internal: another number of results was made");
+  }
+  if (repetition) {
+    repetition->bind(expected_);
+    check_results(answer);
+    repetition->fit_operands();
+    state_.diverged += repetition->diverged();
+    return;
   }
   if (answer) {
     bind_and_describe(state_, call_, expected_, *answer);
@@ -446,11 +566,21 @@ void Executor::perform(const Operator& op) {
   const Alone alone(!is_request() && is_small(op, call_, expected_));
   // No graph is built (autograd is excluded), but some kernels check the mode.
   const c10::AutoGradMode gradients((header_.flags & kGradients) != 0);
-  if (op.substitute) {
-    op.substitute(call_.stack);
+  const auto invoke = [&] {
+    if (op.substitute) {
+      op.substitute(call_.stack);
+    } else {
+      op.handle->callBoxed(call_.stack);
+    }
+  };
+  bool inexact = op.unknown || !call_.compounds.empty() || (op.inexact && !determinism_.on());
+  if (determinism_.on()) [[unlikely]] {
+    inexact |= !determinism_.call(op, call_.stack, invoke);
   } else {
-    op.handle->callBoxed(call_.stack);
+    invoke();
   }
+  if (inexact && !state_.device.is_cpu()) [[unlikely]]
+    state_.exactness.note_inexact();
 }
 
 // Checks the written operands: their storages are defined now, and an `out=` operand that was too

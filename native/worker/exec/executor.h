@@ -10,17 +10,27 @@
 //     value.
 // So one bad batch costs neither the weights nor the optimizer's state. A lost or stale storage
 // that is overwritten as a whole is valid again.
+//
+// Note [Room]: a GPU may lack memory although it was granted: fragments, caches of other workers, a
+// process outside. Then this worker gives back its cache, asks the agent (`room`) to make the
+// others give back theirs, and executes the record once more. Not if the first attempt may have
+// changed something: an operand, or what a library keeps. Generators are put back to where they
+// were.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "worker/exec/decode.h"
+#include "worker/exec/determinism.h"
 #include "worker/exec/outputs.h"
 #include "worker/loop/answers.h"
+#include "worker/state/memory_failures.h"
 #include "worker/state/state.h"
 
 namespace sing {
@@ -40,18 +50,35 @@ inline bool belongs_to_step(const RecordHeader& header) noexcept {
   }
 }
 
-// Positions of records that killed their workers, and whether the cause was lack of host memory.
-using Skipped = std::map<uint64_t, bool>;
+// Why a record is not executed again: it ended the workers that executed it.
+struct Skip {
+  std::string why;       // text of the error that the notebook gets
+  bool starved = false;  // for lack of host memory
+};
+
+// By the positions of the records.
+using Skipped = std::map<uint64_t, Skip>;
 
 class Executor {
  public:
-  // `skip`: records that fail instead of being executed.
-  Executor(State& state, Answers& answers, Skipped skip)
-      : state_(state), answers_(answers), skip_(std::move(skip)), decoder_(state) {}
+  // `skip`: records that fail instead of being executed. `careful_until`: see finish_carefully().
+  // `room`: see Note [Room].
+  Executor(State& state, Answers& answers, MemoryFailures& memory_failures, Skipped skip = {},
+           uint64_t careful_until = 0, std::function<void()> room = {})
+      : state_(state),
+        answers_(answers),
+        memory_failures_(memory_failures),
+        skip_(std::move(skip)),
+        careful_until_(careful_until),
+        room_(std::move(room)),
+        decoder_(state) {}
 
   // Executes the record at `position`. Throws CorruptLog. Returns false if the run is to end before
   // the client has taken the record's answer: the record then counts as not executed.
   bool execute(uint64_t position, const RecordHeader& header, std::span<const std::byte> payload);
+  // See Note [Deterministic recovery].
+  bool deterministic() const noexcept { return determinism_.on(); }
+  void set_deterministic(bool on) { determinism_.set(on, state_.settings); }
   // Fingerprint of the last record, for `Steps`: the same for the same operator on the same shapes;
   // 0 for a record that is not part of steps.
   uint64_t kind() const noexcept { return kind_; }
@@ -68,6 +95,15 @@ class Executor {
   bool event(Reader& in);
   void settings(Reader& in);
 
+  // Does the work of a record, and once more with more memory: see Note [Room].
+  template <class Work>
+  void with_room(const Work& work, const Operator* op = nullptr);
+  bool may_repeat(const Operator* op) const;
+  void make_room();
+  void parse_again(Reader in, const Operator& op, uint16_t arguments);
+  // Describes the exception that is being handled. See Note [Memory failures].
+  // `draws`: the operator may have drawn random numbers.
+  Failure failed(const std::string& operation, bool draws = false);
   void perform(const Operator& op);
   void perform_checked(const Operator& op, Writer* answer);
   void check_results(Writer* answer);
@@ -76,18 +112,28 @@ class Executor {
   std::shared_ptr<const std::string> missing_operand();
   bool overwrites(const Operand& operand, const Slot& slot) const;
   void skip_call(const std::shared_ptr<const std::string>& cause);
-  // Throws if the current record is not to be executed.
+  // Throws if the current record is not to be executed, or is to fail again.
   void refuse_skipped() const;
+  // After an operator: below the position `careful_until` of the log, waits until the device has
+  // executed it, so that a device that is lost names the record that is to blame.
+  void finish_carefully() const;
   void fail(Failure failure);
+  // Answers the current request with a failure; returns as Answers::send() does.
+  bool report(const Failure& failure);
   bool reports_pending(bool& taken);
   bool is_request() const { return (header_.flags & kRequest) != 0; }
   void expect_request(bool request) const;
 
   State& state_;
   Answers& answers_;
+  MemoryFailures& memory_failures_;
   Skipped skip_;
+  uint64_t careful_until_;
+  std::function<void()> room_;
   Decoder decoder_;
+  Determinism determinism_;
   // Of the current record.
+  enum class Stage : uint8_t { operands, kernel, results } stage_ = Stage::operands;
   uint64_t position_ = 0;
   uint64_t end_ = 0;
   uint64_t kind_ = 0;
@@ -95,6 +141,7 @@ class Executor {
   Call call_;
   ExpectedReturns expected_;
   Writer answer_;
+  std::optional<Recorded> before_;  // of a request that succeeded when it was executed before
 };
 
 }  // namespace sing

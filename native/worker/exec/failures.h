@@ -1,6 +1,9 @@
 // Errors in a worker: failures of operators, and logs that no client would write.
 #pragma once
 
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -36,10 +39,30 @@ class LoadFailed : public EndOfRun {
 };
 
 // The device rejects all further work of this process, as after a kernel that failed an assertion
-// or accessed an illegal address. The next worker continues where this one cannot.
+// or accessed an illegal address. The next worker continues where this one cannot. The text is one
+// line in the device's words.
 class DeviceLost : public EndOfRun {
  public:
+  DeviceLost(const std::string& words, int32_t code, uint64_t position, std::string operation);
+
+  int32_t code;  // the driver's and the runtime's number of the error; 0: unknown
+  // The record during which that was noticed: on a device that works behind the worker, often not
+  // the one to blame. The operation is empty if none was being executed.
+  uint64_t position;
+  std::string operation;
+};
+
+// A record that was executed before finds no memory on the device when it is executed again:
+// see Note [Memory failures]. Another worker tries again when there is some.
+class NoRoom : public EndOfRun {
+ public:
   using EndOfRun::EndOfRun;
+};
+
+// More device memory than the session was granted. Not a lack of memory on the device.
+class BeyondGrant : public c10::OutOfMemoryError {
+ public:
+  using OutOfMemoryError::OutOfMemoryError;
 };
 
 // Operands that hold no value because the operator that should have made them failed.
@@ -55,8 +78,19 @@ class OutOfHostMemory : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Describes the exception that is being handled, as torch would raise it. Throws DeviceLost if the
-// exception means that.
-Failure describe_exception(uint64_t position, const std::string& operation);
+// To be called while an exception is handled: throws DeviceLost if the exception says so, or if the
+// device, which is asked, fails as well. Libraries report a lost device in texts of their own, and
+// Python's exceptions arrive as texts, so only the device can tell. This waits for its work.
+void throw_if_lost(c10::Device device, uint64_t position, const std::string& operation);
+
+// Describes the exception that is being handled, as torch would raise it. Throws DeviceLost like
+// throw_if_lost().
+Failure describe_exception(c10::Device device, uint64_t position, const std::string& operation);
+
+// True if the exception that is being handled is a lack of memory on the device.
+bool lacks_device_memory() noexcept;
+
+// Waits for the work of a device; returns at once for a software device.
+void wait_for_device(c10::Device device);
 
 }  // namespace sing

@@ -59,6 +59,21 @@ void Generators::set_state(uint32_t number, std::span<const std::byte> state) {
   generator.set_state(bytes);
 }
 
+void Generators::mark() {
+  marks_.clear();
+  for (const auto& generator : generators_) {
+    marks_.push_back(generator ? generator->unsafeGetGeneratorImpl()->get_offset() : 0);
+  }
+}
+
+void Generators::rewind() {
+  for (size_t i = 0; i < marks_.size(); ++i) {
+    if (!generators_[i]) continue;
+    std::lock_guard<std::mutex> lock(generators_[i]->mutex());
+    generators_[i]->set_offset(marks_[i]);
+  }
+}
+
 uint64_t Generators::current_seed(uint32_t number) {
   at::Generator& generator = at(number);
   std::lock_guard<std::mutex> lock(generator.mutex());

@@ -29,6 +29,10 @@ class Generators {
   // Raises torch's error if the state is invalid.
   void set_state(uint32_t number, std::span<const std::byte> state);
 
+  // On a GPU: notes how far each was used, and puts them back there.
+  void mark();
+  void rewind();
+
   // The seed that was set last.
   uint64_t current_seed(uint32_t number);
 
@@ -40,6 +44,7 @@ class Generators {
 
   c10::Device device_;
   std::vector<std::optional<at::Generator>> generators_;
+  std::vector<uint64_t> marks_;
 };
 
 }  // namespace sing

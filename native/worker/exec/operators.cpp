@@ -1,10 +1,12 @@
 #include "worker/exec/operators.h"
 
+#include <ATen/core/enum_tag.h>
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/utils/schema_info.h>
 
 #include <algorithm>
 
+#include "ops/inexact.h"
 #include "worker/exec/failures.h"
 #include "worker/exec/substitutes.h"
 
@@ -114,6 +116,11 @@ void Operators::define(uint32_t number, std::string name, std::string overload) 
     mark_changed(op, row, op.arguments);
     if (!op.arguments.empty() && row.overwrites_self) op.arguments[0].out = true;
     op.returns = schema.returns().size();
+    // Graphs call kernels of torch.compile, which add with atomics, too.
+    op.inexact = !software_ && (is_listed_inexact(op.name) || op.name == "sing::run_graph" ||
+                                op.handle->hasTag(at::Tag::nondeterministic_bitwise));
+    op.unknown = !software_ && !op.name.starts_with("aten::") && !op.name.starts_with("sing::");
+    op.draws = op.name == "sing::run_graph" || op.handle->hasTag(at::Tag::nondeterministic_seeded);
     if (software_) op.sharing = row.sharing;
     op.substitute = software_ ? row.substitute : row.gpu_substitute;
   }

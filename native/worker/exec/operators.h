@@ -47,6 +47,9 @@ struct Operator {
   Sharing sharing = Sharing::unknown;
   std::vector<ArgumentType> arguments;
   size_t returns = 0;
+  bool inexact = false;  // may give other bytes each time: ops/inexact.h
+  bool unknown = false;  // of another library, on a GPU: nothing is known of that
+  bool draws = false;    // it may draw random numbers
 };
 
 // Limits on a log. No restriction, except for the fuzzer, which must not run the operators that it

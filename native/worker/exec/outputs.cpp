@@ -45,6 +45,46 @@ Expected parse_predicted(Reader& in, Tag tag) {
 constexpr uint8_t kMarks = kConjugate | kNegative;
 uint8_t marks_of(const Geometry& geometry) { return geometry.flags & kMarks; }
 
+}  // namespace
+
+bool lies_as(const at::Tensor& tensor, const Expected& expected, c10::Device device) {
+  return tensor.strides() == c10::IntArrayRef(expected.geometry.strides) &&
+         tensor.storage_offset() == expected.geometry.offset &&
+         tensor.storage().nbytes() == expected.bytes && tensor.device() == device &&
+         (tensor_flags(tensor) & kMarks) == marks_of(expected.geometry);
+}
+
+const Operand* aliased_operand(const Call& call, const at::Tensor& tensor) {
+  for (const Operand& operand : call.operands) {
+    if (operand.tensor.unsafeGetTensorImpl()->unsafe_storage().is_alias_of(tensor.storage())) {
+      return &operand;
+    }
+  }
+  return nullptr;
+}
+
+void check_strided(const at::Tensor& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(),
+                              "quantized tensors are not supported on a proxied device yet; keep "
+                              "them on the CPU.");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && !tensor.is_nested(),
+                              "a sparse or nested result of an operator of ordinary tensors cannot "
+                              "be taken over by a proxied device; run it on the CPU.");
+  TORCH_CHECK(!tensor._is_zerotensor(), "internal: a result without bytes is not supported");
+}
+
+bool is_tensor_list(const c10::IValue& value) {
+  if (!value.isList()) return false;
+  const auto kind = value.toList().elementType()->kind();
+  return kind == c10::TypeKind::TensorType || kind == c10::TypeKind::OptionalType;
+}
+
+at::Tensor tensor_of(const c10::IValue& value) {
+  return value.isTensor() ? value.toTensor() : at::Tensor();
+}
+
+namespace {
+
 // Copies a result into a storage of its own, with the predicted layout.
 void bind_copy(State& state, const Expected& expected, const at::Tensor& tensor) {
   state.storages.allocate(expected.id, expected.bytes);
@@ -55,34 +95,6 @@ void bind_copy(State& state, const Expected& expected, const at::Tensor& tensor)
               {to.dtype, marks_of(to), to.offset, to.sizes, to.strides})
       .copy_(tensor, /*non_blocking=*/true);  // a seed that a kernel left on the host is small
   Storages::revive(slot);
-}
-
-bool lies_as(const at::Tensor& tensor, const Expected& expected, c10::Device device) {
-  return tensor.strides() == c10::IntArrayRef(expected.geometry.strides) &&
-         tensor.storage_offset() == expected.geometry.offset &&
-         tensor.storage().nbytes() == expected.bytes && tensor.device() == device &&
-         (tensor_flags(tensor) & kMarks) == marks_of(expected.geometry);
-}
-
-// Returns the operand whose storage the result shares: the client already has a number for it.
-const Operand* aliased_operand(const Call& call, const at::Tensor& tensor) {
-  for (const Operand& operand : call.operands) {
-    if (operand.tensor.unsafeGetTensorImpl()->unsafe_storage().is_alias_of(tensor.storage())) {
-      return &operand;
-    }
-  }
-  return nullptr;
-}
-
-// Checks that a result is an ordinary strided tensor.
-void check_strided(const at::Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(),
-                              "quantized tensors are not supported on a proxied device yet; keep "
-                              "them on the CPU.");
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && !tensor.is_nested(),
-                              "a sparse or nested result of an operator of ordinary tensors cannot "
-                              "be taken over by a proxied device; run it on the CPU.");
-  TORCH_CHECK(!tensor._is_zerotensor(), "internal: a result without bytes is not supported");
 }
 
 void bind_one(State& state, const Call& call, const Expected& expected, const at::Tensor& tensor) {
@@ -210,16 +222,6 @@ class Describer {
   std::vector<std::pair<uint32_t, const c10::Storage*>> bound_;
   std::vector<at::Tensor> kept_;
 };
-
-bool is_tensor_list(const c10::IValue& value) {
-  if (!value.isList()) return false;
-  const auto kind = value.toList().elementType()->kind();
-  return kind == c10::TypeKind::TensorType || kind == c10::TypeKind::OptionalType;
-}
-
-at::Tensor tensor_of(const c10::IValue& value) {
-  return value.isTensor() ? value.toTensor() : at::Tensor();
-}
 
 }  // namespace
 

@@ -36,6 +36,17 @@ struct ExpectedReturns {
   }
 };
 
+// True if the tensor has the expected layout, apart from its sizes, and a storage of the expected
+// size.
+bool lies_as(const at::Tensor& tensor, const Expected& expected, c10::Device device);
+// Returns the operand whose storage the result shares: the client already has a number for it. Null
+// if there is none.
+const Operand* aliased_operand(const Call& call, const at::Tensor& tensor);
+// Checks that a result is an ordinary strided tensor.
+void check_strided(const at::Tensor& tensor);
+bool is_tensor_list(const c10::IValue& value);
+at::Tensor tensor_of(const c10::IValue& value);
+
 // Throws CorruptLog if the record holds values that no client writes.
 void parse_outputs(Reader& in, uint16_t returns, bool request, ExpectedReturns& expected);
 

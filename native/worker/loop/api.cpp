@@ -8,18 +8,30 @@
 #include <string_view>
 
 #include "worker/loop/session.h"
+#include "worker/loop/warm.h"
 #include "worker/state/blocks.h"
 
 namespace {
 
 std::unique_ptr<sing::Session> session;
 thread_local std::string error;
+thread_local sing_worker_loss loss{};
+thread_local std::string lost_operation;
+void (*ask_for_room)(void) = nullptr;
 
 // No exception may leave a function that C calls.
 template <class Work>
 int guarded(Work work) noexcept {
   try {
     return work();
+  } catch (const sing::DeviceLost& lost) {
+    try {
+      error = lost.what();
+      lost_operation = lost.operation;
+    } catch (...) {  // no memory for the texts
+    }
+    loss = {lost.code, lost.position, lost_operation.c_str()};
+    return SING_WORKER_LOST;
   } catch (const std::exception& exception) {
     try {
       error = exception.what();
@@ -50,21 +62,34 @@ sing::Session& opened() {
 
 }  // namespace
 
+int sing_worker_warm(const char* device) {
+  return guarded([&] {
+    sing::warm(c10::Device(device));
+    return 0;
+  });
+}
+
 int sing_worker_open(const sing_worker_files* files, const char* device, int threads,
-                     uint64_t epoch, const uint64_t* skip, int skip_count, int starved_count,
-                     int prepare) {
+                     uint64_t epoch, const sing_worker_skip* skip, int skip_count,
+                     uint64_t careful_until, int prepare) {
   return guarded([&] {
     if (session) throw std::runtime_error("a session is open already");
     sing::SessionOptions options;
     options.device = c10::Device(device);
+    bool starved = false;
+    for (int i = 0; i < skip_count; ++i) {
+      options.skip[skip[i].position] = {skip[i].why, skip[i].starved != 0};
+      starved |= skip[i].starved != 0;
+    }
     // If an earlier worker was killed for lack of host memory, this one keeps as little as it can.
-    if (options.device.is_cpu()) keep_freed_memory(starved_count == 0);
+    if (options.device.is_cpu()) keep_freed_memory(!starved);
     options.threads = threads;
     options.epoch = epoch;
+    options.careful_until = careful_until;
+    options.room = ask_for_room;
     options.prepare = prepare != 0;
     const char* check = std::getenv("SING_CHECK_WRITES");
     options.limits.check_writes = check != nullptr && std::string_view(check) == "1";
-    for (int i = 0; i < skip_count; ++i) options.skip.emplace(skip[i], i < starved_count);
     const sing::SessionFiles all{files->log,   files->client,   files->worker,   files->agent,
                                  files->arena, files->snapshot, files->readiness};
     session = std::make_unique<sing::Session>(all, options);
@@ -72,11 +97,16 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
   });
 }
 
+void sing_worker_on_no_room(void (*ask)(void)) { ask_for_room = ask; }
+
 int sing_worker_run() {
   return guarded([] {
     try {
       opened().run();
       return 0;
+    } catch (const sing::NoRoom& shortage) {
+      error = shortage.what();
+      return static_cast<int>(SING_WORKER_NO_ROOM);
     } catch (const sing::CorruptLog& fault) {
       error = "the record at position " + std::to_string(session->position()) +
               " of the device log cannot be executed: " + fault.what();
@@ -121,6 +151,13 @@ int sing_worker_await_parked() {
   });
 }
 
+int sing_worker_give_back_cache() {
+  return guarded([] {
+    opened().give_back_cache();
+    return 0;
+  });
+}
+
 void sing_worker_end() {
   if (session) session->end();
 }
@@ -157,5 +194,7 @@ int sing_worker_adopt(int snapshot) {
     return 0;
   });
 }
+
+void sing_worker_lost(sing_worker_loss* into) { *into = loss; }
 
 const char* sing_worker_error() { return error.c_str(); }

@@ -16,17 +16,46 @@ struct sing_worker_files {
   int readiness;  // of the snapshot's extents; -1: all are in the arena
 };
 
+// A record that ended earlier workers, and is reported as an error instead.
+struct sing_worker_skip {
+  uint64_t position;
+  const char* why;  // the text of the error
+  int starved;      // it is lack of host memory
+};
+
+// Before sing_worker_open(), in the same thread: makes the context on the device.
+int sing_worker_warm(const char* device);
+
 // Maps a session. `device` is "cpu" or "cuda:N"; `threads` is the number of compute threads of a
-// software device (0: unchanged). `skip` lists positions of records that killed earlier workers:
-// they are reported as errors, the first `starved_count` of them as lack of host memory. `prepare`:
-// load all of the snapshot, and do not touch the worker's page before the gate is opened.
+// software device (0: unchanged). Below `careful_until`, the device executes one record at a time.
+// `prepare`: load all of the snapshot, and do not touch the worker's page before the gate is
+// opened.
 int sing_worker_open(const struct sing_worker_files* files, const char* device, int threads,
-                     uint64_t epoch, const uint64_t* skip, int skip_count, int starved_count,
-                     int prepare);
+                     uint64_t epoch, const struct sing_worker_skip* skip, int skip_count,
+                     uint64_t careful_until, int prepare);
+
+// Called by the main thread when the device has no memory for an operator. It makes other workers
+// give back what they keep, and returns when they have. To be set before sing_worker_open().
+void sing_worker_on_no_room(void (*ask)(void));
 
 // Executes until sing_worker_end() or a corrupt record. Returns 0 after an end; 1 if the log is
-// corrupt (text and position in sing_worker_error()).
+// corrupt (text and position in sing_worker_error()); SING_WORKER_NO_ROOM if the device has no
+// memory to execute the log again.
 int sing_worker_run();
+enum { SING_WORKER_NO_ROOM = -3 };
+
+// What each function returns if the device rejects all further work of this process, which has to
+// end then. sing_worker_error() is the device's text.
+enum { SING_WORKER_LOST = -2 };
+
+struct sing_worker_loss {
+  int code;               // of the error; 0: unknown
+  uint64_t position;      // of the record during which it was noticed
+  const char* operation;  // of that record; "": none
+};
+
+// The loss that the last function called in this thread has returned.
+void sing_worker_lost(struct sing_worker_loss* loss);
 
 // Orders, from any thread. They take effect between two operators.
 int sing_worker_gate(int open);
@@ -38,6 +67,8 @@ int sing_worker_lease(uint64_t token, int given);
 int sing_worker_take_lease(uint64_t token, uint64_t within_ns);
 // Returns when nothing is executed, or when a lease was given again.
 int sing_worker_await_parked();
+// Gives back the device memory that is kept for the next tensors; from any thread, at any time.
+int sing_worker_give_back_cache();
 void sing_worker_end();
 
 struct sing_worker_taken {

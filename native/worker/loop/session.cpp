@@ -5,6 +5,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -24,8 +25,9 @@ namespace {
 // Bytes of a long log that are executed between two reads of the clock.
 constexpr uint64_t kStretchBytes = 64 << 10;
 
-// Time for which freed memory is kept for the next tensors of an idle program.
-constexpr std::chrono::seconds kCacheKept{2};
+// Time for which freed host memory is kept for the next tensors of an idle program, and after which
+// a fault is looked for that was not read.
+constexpr std::chrono::seconds kUnsettled{2};
 
 // Note [Naps]: adaptive batching. If a program makes no requests and issues its operators more
 // slowly than they are executed, a worker that waits for each of them brings no gain, and costs CPU
@@ -68,8 +70,10 @@ Session::Session(const SessionFiles& files, const SessionOptions& options)
       orders_(*worker_),
       state_(options.device, &agent_->memory_granted, options.limits),
       snapshots_(state_, files.arena, *agent_, orders_, options.epoch),
-      answers_(*client_, worker_, orders_),
-      executor_(state_, answers_, options.skip),
+      answers_(*client_, worker_, orders_, {log_.data(), log_.size()}, &state_.exactness),
+      memory_failures_(*worker_, *agent_),
+      executor_(state_, answers_, memory_failures_, options.skip, options.careful_until,
+                options.room),
       epoch_(options.epoch),
       prepare_(options.prepare) {
   const c10::DeviceGuard device(
@@ -93,6 +97,13 @@ Session::~Session() {
   worker_->memory_resident.store(0);
 }
 
+// Devices of one model compute the same bytes, as far as they are exact.
+static uint64_t model_of(const AgentPage& agent) noexcept {
+  const uint64_t kind = agent.device_kind + 1;
+  const uint64_t cores = agent.threads.load() + agent.processors.load();
+  return kind << 56 | static_cast<uint64_t>(agent.capability.load()) << 32 | cores;
+}
+
 // From here on this process is the session's worker.
 void Session::claim() {
   if (!whole_) throw std::runtime_error("the newer snapshot was not taken over");
@@ -101,6 +112,8 @@ void Session::claim() {
                              std::to_string(consumed_));
   }
   WorkerPage& page = *worker_;
+  recovery_ = state_.exactness.begin(consumed_, model_of(*agent_), page);
+  if (recovery_.inexact_ns != 0) page.recovered_ns.store(recovery_.inexact_ns);
   page.furthest.store(std::max({page.furthest.load(), page.consumed.load(), consumed_}));
   page.pid = static_cast<uint32_t>(getpid());
   page.epoch.store(epoch_);
@@ -109,7 +122,9 @@ void Session::claim() {
   page.dirty_bytes.store(state_.storages.dirty());
   page.loading_bytes.store(snapshots_.loads().bytes_left());
   page.consumed.store(consumed_);
+  memory_failures_.open();
   busy_ns_ = page.busy_ns.load();
+  diverged_before_ = page.diverged.load();
   claimed_ = true;
 }
 
@@ -143,22 +158,35 @@ void Session::take_lease(uint64_t token, uint64_t within_ns) {
   orders_.lease(token, false);
 }
 
+template <class Work>
+auto Session::with_device(Work work) {
+  try {
+    return work();
+  } catch (...) {
+    throw_if_lost(state_.device, worker_->consumed.load(std::memory_order_relaxed), {});
+    throw;
+  }
+}
+
 void Session::await_parked() {
   orders_.await_parked();
-  if (state_.device.is_cpu()) return;
-  c10::impl::VirtualGuardImpl(state_.device.type()).synchronizeDevice(state_.device.index());
+  // A driver's wait ends in this thread's current device, and would make a context there.
+  const c10::DeviceGuard device(state_.device);
+  with_device([this] { wait_for_device(state_.device); });
 }
 
 Taken Session::snapshot(Manner manner, const std::function<void()>& frozen) {
-  return snapshots_.take(manner, consumed_, *worker_, frozen);
+  return with_device([&] { return snapshots_.take(manner, consumed_, *worker_, frozen); });
 }
 
 void Session::adopt(int snapshot_fd) {
   if (claimed_) throw std::runtime_error("this worker executes the session already");
   const c10::DeviceGuard device(state_.device);
   whole_ = false;
-  consumed_ = snapshots_.adopt(snapshot_fd);
-  snapshots_.finish_loading();
+  with_device([&] {
+    consumed_ = snapshots_.adopt(snapshot_fd);
+    snapshots_.finish_loading();
+  });
   whole_ = true;
 }
 
@@ -180,6 +208,7 @@ uint64_t Session::checked_head() const {
 
 void Session::run() {
   if (prepare_ && !orders_.await_open()) return;
+  executor_.set_deterministic(agent_->deterministic.load() != 0);
   prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   if (threads_ > 0) use_threads(threads_);  // a property of this thread
   const c10::DeviceGuard device(state_.device);
@@ -190,28 +219,34 @@ void Session::run() {
     ~Running() { orders.finish_run(); }
     Orders& orders;
   } running(orders_);
-  try {
-    while (!orders_.pending() || obey()) {
-      if (state_.storages.holds_freed()) let_go();
-      const uint64_t awaited = awaited_.load(std::memory_order_acquire);
-      if (consumed_ >= awaited) {
-        awaited_.store(UINT64_MAX, std::memory_order_relaxed);
-        orders_.replaying(false);
-        reached_.set_value();
-        continue;
-      }
-      const uint64_t head = checked_head();
-      if (head == consumed_) {
-        helpers_.waited();
-        idle();
-      } else {
-        drain(std::min({head, consumed_ + kStretchBytes, awaited}), head);
-      }
+  with_device([this] {
+    try {
+      execute_log();
+    } catch (const LoadFailed&) {
+      if (!orders_.ended()) throw;
     }
-  } catch (const LoadFailed&) {
-    if (!orders_.ended()) throw;
+    snapshots_.loads().rethrow();
+  });
+}
+
+void Session::execute_log() {
+  while (!orders_.pending() || obey()) {
+    if (state_.storages.holds_freed()) let_go();
+    const uint64_t awaited = awaited_.load(std::memory_order_acquire);
+    if (consumed_ >= awaited) {
+      awaited_.store(UINT64_MAX, std::memory_order_relaxed);
+      orders_.replaying(false);
+      reached_.set_value();
+      continue;
+    }
+    const uint64_t head = checked_head();
+    if (head == consumed_) {
+      helpers_.waited();
+      idle();
+    } else {
+      drain(std::min({head, consumed_ + kStretchBytes, awaited}), head);
+    }
   }
-  snapshots_.loads().rethrow();
 }
 
 void Session::let_go() {
@@ -223,6 +258,12 @@ void Session::let_go() {
 void Session::drain(uint64_t end, uint64_t head) {
   const uint64_t began = monotonic_ns();
   bool asked = false;
+  const bool deterministic = agent_->deterministic.load(std::memory_order_relaxed) != 0;
+  if (deterministic != executor_.deterministic()) [[unlikely]] {
+    executor_.set_deterministic(deterministic);
+    // What was executed before would now be executed in another way.
+    if (!state_.device.is_cpu()) state_.exactness.note_inexact();
+  }
   while (consumed_ < end && !orders_.pending()) {
     const uint64_t furthest = worker_->furthest.load(std::memory_order_relaxed);
     state_.storages.enforce(consumed_ >= furthest);
@@ -239,6 +280,7 @@ void Session::drain(uint64_t end, uint64_t head) {
     state_.storages.allow_overdraft((header.flags & kRequest) != 0);
     if (!executor_.execute(consumed_, header, payload)) break;
     asked |= (header.flags & kRequest) != 0;
+    if ((header.flags & kRequest) != 0) note_divergence();
     note_step(consumed_ < furthest);
     consumed_ += header.bytes;
     worker_->memory_resident.store(state_.storages.resident(), std::memory_order_relaxed);
@@ -246,7 +288,7 @@ void Session::drain(uint64_t end, uint64_t head) {
     worker_->consumed.store(consumed_, std::memory_order_release);
     tell_progress();
   }
-  caches_ = !state_.device.is_cpu() || Blocks::get().kept() > 0;
+  unsettled_ = !state_.device.is_cpu() || Blocks::get().kept() > 0;
   const uint64_t now = monotonic_ns();
   busy_ns_ += now - began;
   if (asked) requested_ns_ = now;
@@ -265,6 +307,16 @@ void Session::tell_progress() noexcept {
   progress_told_ = wanted;
   worker_->bell.fetch_add(1, std::memory_order_seq_cst);
   futex_wake(&worker_->bell);
+}
+
+// See Note [Exactness].
+void Session::note_divergence() noexcept {
+  WorkerPage& page = *worker_;
+  if (state_.diverged == page.diverged.load(std::memory_order_relaxed) - diverged_before_) return;
+  page.diverged.store(diverged_before_ + state_.diverged);
+  if (recovery_.inexact_ns != 0) return;
+  recovery_.inexact_ns = recovery_.answered_ns != 0 ? recovery_.answered_ns : monotonic_ns();
+  page.recovered_ns.store(recovery_.inexact_ns);
 }
 
 // Replayed records say nothing about the program's speed.
@@ -306,29 +358,47 @@ void Session::idle() {
   }
 }
 
-// The agent may grant freed memory to other sessions, but the device's allocator keeps it for the
-// next tensors. So it is given back when no tensors come for a while.
+// True if the device has executed everything. Throws if it is lost.
+bool Session::device_rests() const {
+  if (state_.device.is_cpu()) return true;
+  const c10::impl::VirtualGuardImpl guard(state_.device.type());
+  return guard.queryStream(guard.getStream(state_.device));
+}
+
+// Note [Caches]. The allocator of a GPU keeps freed memory for the next tensors. It is given back
+// when the agent orders that, because another session needs it; otherwise it is kept, so that the
+// next cell need not allocate it again. Host memory that a software device keeps is in no account,
+// so it is given back when no tensors come for a while, or when other sessions have the device.
+//
+// After that while, a fault of a GPU that was not read is noticed, too: its worker is replaced
+// while the program is idle.
 void Session::sleep() {
-  if (!caches_) {
+  if (!unsettled_) {
     orders_.sleep(client_->head, consumed_);
     return;
   }
-  orders_.sleep(client_->head, consumed_, kCacheKept);
+  orders_.sleep(client_->head, consumed_, kUnsettled);
   if (client_->head.load(std::memory_order_acquire) != consumed_ || orders_.pending()) return;
-  empty_cache();
+  if (device_rests()) settle();
 }
 
-void Session::empty_cache() {
-  if (!caches_) return;
-  caches_ = false;
+void Session::settle() {
+  if (!unsettled_) return;
+  unsettled_ = false;
+  if (state_.device.is_cpu()) Blocks::get().empty();
+}
+
+void Session::give_back_cache() {
   if (state_.device.is_cpu()) return Blocks::get().empty();
-  c10::getDeviceAllocator(state_.device.type())->emptyCache();
+  with_device([this] {
+    const c10::DeviceGuard device(state_.device);
+    c10::getDeviceAllocator(state_.device.type())->emptyCache();
+  });
 }
 
-// Host memory kept by this worker is not part of the device's account. It is freed so that the
-// sessions which have the device now can use it.
+// See Note [Caches].
 bool Session::obey() {
-  if (state_.device.is_cpu() && orders_.leaves()) empty_cache();
+  if (state_.device.is_cpu() && orders_.leaves()) settle();
   return orders_.obey();
 }
 

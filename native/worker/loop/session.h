@@ -38,6 +38,10 @@ struct SessionOptions {
   // touch the page until the gate is opened.
   bool prepare = false;
   Skipped skip;
+  // Below this position of the log, the device executes one record at a time.
+  uint64_t careful_until = 0;
+  // Makes other workers give back device memory. Called by the main thread while it executes.
+  std::function<void()> room;
   Limits limits;
 };
 
@@ -49,7 +53,7 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   // Executes the log until the order to end. Throws CorruptLog. The calling thread is the main
-  // thread of orders.h.
+  // thread of orders.h. This and all below throw DeviceLost when the device fails.
   void run();
   Orders& orders() { return orders_; }
 
@@ -63,6 +67,9 @@ class Session {
   void take_lease(uint64_t token, uint64_t within_ns);
   // Also waits for work that the device still executes for started records.
   void await_parked();
+  // Gives back the memory that the device's allocator keeps for the next tensors; the main thread
+  // may execute meanwhile. Throws if the device does not work any more.
+  void give_back_cache();
   // Opens the gate and returns when everything below `until` was executed.
   void replay(uint64_t until);
   Taken snapshot(Manner manner, const std::function<void()>& frozen = {});
@@ -78,12 +85,18 @@ class Session {
   const State& state() const { return state_; }
 
  private:
+  // Does something in which an exception may mean that the device is lost.
+  template <class Work>
+  auto with_device(Work work);
+  void execute_log();
   void drain(uint64_t end, uint64_t head);
   void idle();
+  bool device_rests() const;
   void sleep();
-  void empty_cache();
+  void settle();
   bool obey();
   void note_step(bool replayed) noexcept;
+  void note_divergence() noexcept;
   void tell_progress() noexcept;
   uint64_t checked_head() const;
   void check_position() const;
@@ -102,6 +115,7 @@ class Session {
   State state_;
   Snapshots snapshots_;
   Answers answers_;
+  MemoryFailures memory_failures_;
   Executor executor_;
   Steps steps_;
   std::atomic<uint64_t> leaving_{0};  // token of the lease to take where `steps_` aims
@@ -112,12 +126,14 @@ class Session {
   uint64_t preempted_ns_ = 0;        // when other threads last ran on its core while it spun
   uint64_t requested_ns_ = 0;        // time of the client's last request
   uint64_t napped_at_ = UINT64_MAX;  // position at its last nap
-  uint64_t progress_told_ = 0;       // last ClientPage::progress_wanted that was rung for
+  Exactness::Recovery recovery_;
+  uint64_t diverged_before_ = 0;  // by earlier workers
+  uint64_t progress_told_ = 0;    // last ClientPage::progress_wanted that was rung for
   const uint64_t epoch_;
   const bool prepare_;
-  bool caches_ = false;   // the device's allocator may keep memory that was freed
-  bool whole_ = true;     // false: a newer snapshot was adopted in part
-  bool claimed_ = false;  // set by the thread that gives the orders
+  bool unsettled_ = false;  // freed host memory may be kept, or the device may have failed unread
+  bool whole_ = true;       // false: a newer snapshot was adopted in part
+  bool claimed_ = false;    // set by the thread that gives the orders
 };
 
 }  // namespace sing

@@ -1,12 +1,16 @@
 #include "worker/snapshot/snapshot.h"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <unordered_set>
 
 #include "worker/loop/clock.h"
+#include "worker/snapshot/copy_stream.h"
 
 namespace sing {
 
@@ -36,6 +40,7 @@ struct Snapshots::Making {
   Snapshot snapshot;
   std::vector<Save> saves;
   std::vector<uint32_t> inlined;
+  Gather small;
   uint64_t copied = 0;
 
   // Storages that change in every step come first, those unchanged for longest before the others:
@@ -68,8 +73,8 @@ Snapshots::Snapshots(State& state, int arena_fd, const AgentPage& agent, Orders&
 }
 
 unsigned Snapshots::threads() const {
-  // This holds for a device, too: its copies share one stream, but while one thread has the device
-  // copy, the others read or write the arena.
+  // This holds for a device, too: its copies share one stream, but meanwhile threads read or write
+  // the arena.
   return std::clamp(std::thread::hardware_concurrency(), 1u, kThreadsMax);
 }
 
@@ -110,6 +115,7 @@ uint64_t Snapshots::fill(const Snapshot& snapshot, std::vector<Slot> old) {
                 return transfer;
               });
   state_.storages.enforce(true);
+  if (!loads.empty()) loads_.begin();
   for (Load& load : loads) {
     load.used = state_.storages.at(snapshot.extents[load.transfer->index].id).used;
   }
@@ -182,17 +188,24 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
                       const std::function<void()>& frozen) {
   const bool stop = manner == Manner::stop;
   if (manner == Manner::patient) await_moment(page);
+  const c10::DeviceGuard device(state_.device);  // this thread's current one may be another
   const uint64_t began = monotonic_ns(), settling = saves_.settling_ns();
   loads_.await_arrivals();  // the snapshot must not refer to bytes that may never arrive
   give_up_older();
   Making making(free_ranges());
   Taken taken;
   uint64_t parked = 0;
+  std::optional<LostTime> lost;
+  if (!state_.device.is_cpu() && !stop) lost.emplace(state_.device);
   try {
     orders_.while_parked([&] {
       const uint64_t parked_at = monotonic_ns();
+      std::optional<c10::Event> parking;
+      if (lost) parking = lost->now();
       making.snapshot.header.position = position;
       freeze(making);
+      if (lost) lost->add(*std::move(parking));
+      state_.exactness.note_snapshot(position, agent_.retained.load(), page);
       if (stop) {
         saves_.schedule(making.order());
         hurry();
@@ -207,17 +220,22 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
       if (hurried_) {
         hurry();
       } else {
-        saves_.help(1, Transfers::Pace::gentle);
+        // Copies of a device take no time of its kernels, and their threads no core of them.
+        saves_.help(state_.device.is_cpu() ? 1 : threads(), Transfers::Pace::gentle);
       }
       saves_.finish();
       hurried_ = false;
       orders_.wake();  // to free what was held for this snapshot
     }
+    making.small.fill(making.snapshot.tables);
+    taken.stalled_ns =
+        lost ? lost->take_ns() + saves_.take_lost_ns() : parked + saves_.settling_ns() - settling;
     taken.fd = write_snapshot(making.snapshot);
   } catch (...) {
-    saves_.reset();
+    saves_.give_up();
     orders_.while_parked([&] {
       undo(making);
+      saves_.reset();
       page.dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
     });
     throw;
@@ -230,7 +248,6 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   taken.position = making.snapshot.header.position;
   taken.bytes = making.snapshot.header.state_bytes;
   taken.copied = making.copied;
-  taken.stalled_ns = parked + saves_.settling_ns() - settling;
   taken.duration_ns = monotonic_ns() - began;
   page.stalled_ns.store(page.stalled_ns.load(std::memory_order_relaxed) + taken.stalled_ns,
                         std::memory_order_relaxed);
@@ -243,7 +260,7 @@ void Snapshots::freeze(Making& making) {
   Snapshot& snapshot = making.snapshot;
   SnapshotHeader& header = snapshot.header;
   Writer tables;
-  put_tables(tables, state_, [&](uint32_t id, Slot& slot) {
+  put_tables(tables, state_, making.small, [&](uint32_t id, Slot& slot) {
     header.state_bytes += saved_bytes(slot);
     if (!slot.saved) {
       const uint64_t count = slot.filled;
@@ -256,6 +273,8 @@ void Snapshots::freeze(Making& making) {
     }
     snapshot.extents.push_back({slot.saved.offset, slot.saved.count, id, 0, slot.saved.version});
   });
+  if (!making.saves.empty()) saves_.begin();
+  making.small.start(state_.device);
   arena_.grow(making.free.end());
   for (uint32_t id = 0; id < state_.storages.all().size(); ++id) {
     Slot& slot = state_.storages.all()[id];

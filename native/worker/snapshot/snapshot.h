@@ -25,9 +25,10 @@ namespace sing {
 struct Taken {
   int fd = -1;  // of the tables
   uint64_t position = 0;
-  uint64_t bytes = 0;       // of the state in the snapshot
-  uint64_t copied = 0;      // changed since the snapshot before
-  uint64_t stalled_ns = 0;  // for which the main thread did not execute
+  uint64_t bytes = 0;   // of the state in the snapshot
+  uint64_t copied = 0;  // changed since the snapshot before
+  // For which the main thread did not execute; beside the execution on a GPU: which the GPU lost.
+  uint64_t stalled_ns = 0;
   uint64_t duration_ns = 0;
 };
 

@@ -38,7 +38,7 @@ void put_generators(Writer& out, Generators& generators) {
   }
 }
 
-void put_storages(Writer& out, Storages& storages,
+void put_storages(Writer& out, Storages& storages, Gather& small,
                   const std::function<void(uint32_t id, Slot& slot)>& place) {
   uint32_t count = 0;
   const size_t count_at = out.size();
@@ -63,7 +63,11 @@ void put_storages(Writer& out, Storages& storages,
       place(id, slot);
     } else if (saved != 0) {
       bytes.resize(saved);
-      Storages::read(slot, 0, bytes);
+      if (storages.device().is_cpu()) {
+        Storages::read(slot, 0, bytes);
+      } else {
+        small.add(out.size(), slot.storage, saved);
+      }
       out.put_bytes(bytes.data(), saved);
     }
   }
@@ -189,7 +193,7 @@ uint64_t saved_bytes(const Slot& slot) {
   return slot.saved ? slot.saved.count : slot.filled;
 }
 
-void put_tables(Writer& out, State& state,
+void put_tables(Writer& out, State& state, Gather& small,
                 const std::function<void(uint32_t id, Slot& slot)>& place) {
   const auto& operators = state.operators.all();
   out.put<uint32_t>(static_cast<uint32_t>(operators.size()));
@@ -208,7 +212,7 @@ void put_tables(Writer& out, State& state,
   out.put<uint32_t>(state.failures);
   out.put<uint8_t>(state.pending.has_value());
   if (state.pending) put_failure(out, *state.pending);
-  put_storages(out, state.storages, place);
+  put_storages(out, state.storages, small, place);
   put_origins(out, state.operators);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "oplog/codec.h"
+#include "worker/snapshot/copy_stream.h"
 #include "worker/state/arena.h"
 #include "worker/state/state.h"
 
@@ -59,8 +60,9 @@ DeviceKind kind_of(c10::Device device);
 uint64_t saved_bytes(const Slot& slot);
 
 // Writes the tables, while no record is executed. `place` is called once for each storage that lies
-// in the arena, in the order of the extents.
-void put_tables(Writer& out, State& state,
+// in the arena, in the order of the extents. The bytes of the others that are on a device are added
+// to `small`, and left open.
+void put_tables(Writer& out, State& state, Gather& small,
                 const std::function<void(uint32_t id, Slot& slot)>& place);
 
 // Fills `state`, which has no storages, from the tables; `old` holds the storages of the earlier

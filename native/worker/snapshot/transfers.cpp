@@ -79,16 +79,22 @@ void Transfers::finish() {
   }
   join();
   std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
   cancelled_ = false;
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-void Transfers::reset() noexcept {
+void Transfers::give_up() noexcept {
   cancel();
   join();
   std::lock_guard lock(mutex_);
   queue_.clear();
   absent_.clear();
+  forget_flights();
+}
+
+void Transfers::reset() noexcept {
+  give_up();
+  std::lock_guard lock(mutex_);
   cancelled_ = false;
   failure_ = nullptr;
 }
@@ -135,24 +141,16 @@ void Transfers::join() noexcept {
 }
 
 void Transfers::settle(const TransferPtr& transfer) {
-  if (!transfer->finished()) {
+  if (!transfer->finished() || transfer->copied_) {
     const uint64_t began = monotonic_ns();
-    at::Tensor staging;
     Lock lock(mutex_);
     urgent_ = transfer;
     try {
-      while (!transfer->finished() && !cancelled_ && !failure_) {
-        if (!arrived(*transfer)) {
-          readiness_->want(transfer->index);
-          changed_.wait(lock);
-        } else if (direction_ == Direction::load && transfer->mapped_) {
-          leave(*transfer);  // a helper thread that faults its pages in is nearly done
-          if (!transfer->finished()) changed_.wait(lock);
-        } else if (const auto piece = claim(transfer, piece_bytes_)) {
-          move_unlocked(lock, *piece, staging);
-        } else {
-          changed_.wait(lock);
-        }
+      if (copies_) {
+        await_started(lock, transfer, /*finished=*/true);
+        if (direction_ == Direction::load) follow(*transfer);
+      } else {
+        await_moved(lock, transfer);
       }
     } catch (...) {
       fail();
@@ -169,6 +167,22 @@ void Transfers::settle(const TransferPtr& transfer) {
   throw LoadFailed("it was ended before all state was loaded");
 }
 
+void Transfers::await_moved(Lock& lock, const TransferPtr& transfer) {
+  while (!transfer->finished() && !cancelled_ && !failure_) {
+    if (!arrived(*transfer)) {
+      readiness_->want(transfer->index);
+      changed_.wait(lock);
+    } else if (direction_ == Direction::load && transfer->mapped_) {
+      leave(*transfer);  // a helper thread that faults its pages in is nearly done
+      if (!transfer->finished()) changed_.wait(lock);
+    } else if (const auto piece = claim(transfer, piece_bytes_)) {
+      move_unlocked(lock, *piece);
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
 void Transfers::drop(const TransferPtr& transfer) noexcept {
   c10::Storage held;  // freed after the lock is released
   std::lock_guard lock(mutex_);
@@ -183,23 +197,15 @@ c10::Storage Transfers::leave(Transfer& transfer) {
 }
 
 void Transfers::work(Pace pace) noexcept {
-  bool gentle = false;
-  const uint64_t most = pace == Pace::gentle ? std::min(kGentleBytes, piece_bytes_) : piece_bytes_;
-  // On a device, copies go to this thread's current stream: the default one, as the main thread's
-  // operators do. So a piece is read after what was executed before the piece was taken, and
-  // operators executed after the settling come later.
   const c10::DeviceGuard device(device_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::NoGradGuard no_grad;
-  at::Tensor staging;
   Lock lock(mutex_);
   try {
-    while (const auto piece = next(lock, most)) {
-      if (pace == Pace::gentle && !gentle && !piece->transfer->soon) {
-        become_gentle();  // permanently; storages that are needed soon come first
-        gentle = true;
-      }
-      move_unlocked(lock, *piece, staging);
+    if (copies_) {
+      work_on_device(lock);
+    } else {
+      work_on_host(lock, pace);
     }
   } catch (...) {
     fail();
@@ -208,21 +214,38 @@ void Transfers::work(Pace pace) noexcept {
   changed_.notify_all();
 }
 
+void Transfers::work_on_host(Lock& lock, Pace pace) {
+  bool gentle = false;
+  const uint64_t most = pace == Pace::gentle ? std::min(kGentleBytes, piece_bytes_) : piece_bytes_;
+  while (const auto piece = next(lock, most)) {
+    if (pace == Pace::gentle && !gentle && !piece->transfer->soon) {
+      become_gentle();  // permanently; storages that are needed soon come first
+      gentle = true;
+    }
+    move_unlocked(lock, *piece);
+  }
+}
+
 std::optional<Transfers::Piece> Transfers::next(Lock& lock, uint64_t most) {
   while (!cancelled_ && !failure_) {
-    if (urgent_ && arrived(*urgent_)) {
-      if (auto piece = claim(urgent_, most)) return piece;
-    }
-    for (; !queue_.empty(); queue_.pop_front()) {
-      const TransferPtr& first = queue_.front();
-      if (!first->finished() && !arrived(*first)) {
-        absent_.push_back(first);
-      } else if (auto piece = claim(first, most)) {
-        return piece;
-      }
-    }
+    if (auto piece = next_arrived(most)) return piece;
     if (absent_.empty()) return std::nullopt;
     look_for_arrivals(lock);
+  }
+  return std::nullopt;
+}
+
+std::optional<Transfers::Piece> Transfers::next_arrived(uint64_t most) {
+  if (urgent_ && arrived(*urgent_)) {
+    if (auto piece = claim(urgent_, most)) return piece;
+  }
+  for (; !queue_.empty(); queue_.pop_front()) {
+    const TransferPtr& first = queue_.front();
+    if (!first->finished() && !arrived(*first)) {
+      absent_.push_back(first);
+    } else if (auto piece = claim(first, most)) {
+      return piece;
+    }
   }
   return std::nullopt;
 }
@@ -256,43 +279,42 @@ void Transfers::look_for_arrivals(Lock& lock) {
   changed_.notify_all();  // the main thread may wait for one that has arrived now
 }
 
-void Transfers::move_unlocked(Lock& lock, const Piece& piece, at::Tensor& staging) {
+void Transfers::move_unlocked(Lock& lock, const Piece& piece) {
   lock.unlock();
   try {
-    move(piece, staging);
+    move(piece);
   } catch (...) {
     lock.lock();
+    note_failed(piece);
     throw;
   }
   lock.lock();
-  c10::Storage held = note_moved(*piece.transfer, piece.count);
+  release_unlocked(lock, note_moved(*piece.transfer, piece.count));
+}
+
+// A save that fails is over, so that no thread waits for it. What was not loaded stays so.
+void Transfers::note_failed(const Piece& piece) noexcept {
+  if (direction_ == Direction::save) note_moved(*piece.transfer, piece.count);
+}
+
+// Frees the storage, which takes a while if it is large.
+void Transfers::release_unlocked(Lock& lock, c10::Storage held) {
   if (!held) return;
-  lock.unlock();  // this may free the storage, which takes a while if it is large
+  lock.unlock();
   held = c10::Storage();
   lock.lock();
 }
 
-void Transfers::move(const Piece& piece, at::Tensor& staging) {
+void Transfers::move(const Piece& piece) {
   const Transfer& transfer = *piece.transfer;
   const uint64_t at = transfer.extent.offset + piece.offset;
-  std::span<std::byte> bytes(transfer.data_ + piece.offset, piece.count);
-  at::Tensor there;
-  if (transfer.data_ == nullptr) {
-    if (!staging.defined() || staging.nbytes() < piece.count) staging = pinned_bytes(piece.count);
-    there = bytes_of(transfer.storage, piece.offset, piece.count);
-    bytes = span_of(staging).first(piece.count);
-  }
-  // The part of the staging memory that this piece uses. Copies wait for the device, as the memory
-  // is reused.
-  const auto here = [&] { return staging.narrow(0, 0, static_cast<int64_t>(piece.count)); };
+  const std::span<std::byte> bytes(transfer.data_ + piece.offset, piece.count);
   if (direction_ == Direction::save) {
-    if (there.defined()) here().copy_(there);
     arena_.write(at, bytes);
   } else if (transfer.mapped_) {
     populate(bytes);
   } else {
     arena_.read(at, bytes);
-    if (there.defined()) there.copy_(here());
   }
 }
 

@@ -10,6 +10,7 @@
 #include "worker/exec/failures.h"
 #include "worker/exec/generators.h"
 #include "worker/exec/operators.h"
+#include "worker/state/exactness.h"
 #include "worker/state/storages.h"
 
 namespace sing {
@@ -35,6 +36,9 @@ struct State {
   // see Note [Failures] in executor.h.
   std::optional<Failure> pending;
   uint32_t failures = 0;
+  // Requests that gave other sizes or another outcome than they had given before.
+  uint64_t diverged = 0;
+  Exactness exactness;
 
   bool stale(const Slot& slot) const { return pending && slot.stale == failures; }
 };

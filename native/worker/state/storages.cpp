@@ -123,8 +123,11 @@ void Storages::charge(uint64_t bytes) {
     held_.front().transfer->owner.settle(held_.front().transfer);
   }
   const bool beyond = lenient_ && !fits();
-  TORCH_CHECK_WITH(OutOfMemoryError, beyond || fits(), "out of device memory: tried to allocate ",
-                   bytes, " bytes; ", resident_, " of ", granted, " granted bytes are in use");
+  if (!beyond && !fits()) {
+    throw BeyondGrant({__func__, __FILE__, __LINE__},
+                      c10::str("out of device memory: tried to allocate ", bytes, " bytes; ",
+                               resident_, " of ", granted, " granted bytes are in use"));
+  }
   resident_ += bytes;
   if (beyond) overdrawn_ = resident_ - granted;
 }
@@ -169,8 +172,8 @@ void Storages::detach(Slot& slot) {
 }
 
 void Storages::await_saved(Slot& slot) {
-  slot.transfer->owner.settle(slot.transfer);
-  slot.transfer.reset();
+  slot.transfer->owner.settle_for_kernels(slot.transfer);
+  if (slot.transfer->finished()) slot.transfer.reset();
 }
 
 void Storages::await_loaded(Slot& slot) {
@@ -229,7 +232,9 @@ const c10::Storage& Storages::use(Slot& slot) {
 void Storages::resize(uint32_t id, uint64_t bytes) {
   if (bytes > kBytesMax) throw CorruptLog("a storage of impossible size");
   Slot& old = at(id);
-  if (old.life == Slot::Life::lost || !old.in_memory()) {
+  // An operator that failed may have taken memory for it, of the old size.
+  if (old.life == Slot::Life::lost) return lose(id, old.cause, bytes);
+  if (!old.in_memory()) {
     old.bytes = bytes;
     old.filled = std::min(old.filled, bytes);
     return;

@@ -118,6 +118,7 @@ class Storages {
   const std::vector<Slot>& slots() const { return slots_; }
   // Switches enforcement of the grant. Replayed records ran within the grant of their time, which
   // may be lower by now.
+  bool enforced() const noexcept { return enforced_; }
   void enforce(bool on) {
     if (on && !enforced_) overdrawn_ = resident_ - std::min(resident_, granted());
     enforced_ = on;

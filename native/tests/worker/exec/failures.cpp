@@ -1,4 +1,8 @@
 // Failures of operators: what the notebook receives, and what remains of its tensors.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <optional>
+
 #include "tests/check.h"
 #include "tests/harness.h"
 
@@ -71,6 +75,28 @@ TEST(what_depends_on_a_lost_result_is_lost_too) {
   const auto read = host.read(later);
   EXPECT_EQ(read.kind(), ErrorKind::lost_operand);
   EXPECT_EQ(read.operation(), std::string("aten::mm"));
+}
+
+TEST(a_lost_storage_that_is_resized_has_the_new_size_although_an_operator_took_memory_for_it) {
+  Host host;
+  host.start();
+  Ops ops(host);
+  Tensor lost = ops.broken();
+  const auto a = host.upload({1, 2}, {2}), b = host.upload({1, 2, 3}, {3});
+  const auto add_out = host.define("aten::add", "out");
+  host.call(
+      CallRecord(add_out, 4, 1).tensor(a).tensor(b).integer(1).tensor(lost).returns_nothing());
+  EXPECT(!host.synchronize().ok());
+  Writer resize;
+  resize.put<uint64_t>(lost.id);
+  lost.sizes = {1 << 16};
+  resize.put<uint64_t>(lost.bytes());
+  host.append(RecordKind::resize, 0, resize);
+  EXPECT_EQ(host.read(lost).kind(), ErrorKind::lost_operand);
+  const uint64_t before = host.worker().memory_resident.load();
+  host.call(CallRecord(ops.fill_, 2, 1).tensor(lost).real(3).returns_nothing());
+  EXPECT(host.values(lost) == Floats(1 << 16, 3));
+  EXPECT_EQ(host.worker().memory_resident.load() - before, lost.bytes());
 }
 
 TEST(weights_survive_a_step_with_lost_gradients) {
@@ -236,11 +262,12 @@ TEST(a_call_on_the_skip_list_is_not_executed) {
   Host host;
   Ops ops(host);
   const auto a = host.upload({1}, {1});
-  host.options.skip = {{host.head(), false}};
+  host.options.skip = {{host.head(), {"it crashed"}}};
   ops.zero(a);
   host.start();
   const auto answer = host.synchronize();
   EXPECT_EQ(answer.operation(), std::string("aten::zero_"));
+  EXPECT_EQ(answer.message(), std::string("it crashed"));
   EXPECT(host.values(a) == (Floats{1}));
 }
 
@@ -249,7 +276,7 @@ TEST(records_that_want_more_memory_than_the_machine_has_say_so) {
   Ops ops(host);
   const auto a = host.upload({1}, {1});
   const auto b = host.allocate({1});
-  host.options.skip = {{host.head(), true}};
+  host.options.skip = {{host.head(), {"it was killed", true}}};
   const float two = 2;
   host.write(b, &two);
   host.start();
@@ -260,24 +287,102 @@ TEST(records_that_want_more_memory_than_the_machine_has_say_so) {
   EXPECT_EQ(host.read(b).kind(), ErrorKind::lost_operand);
 }
 
-TEST(a_device_that_is_lost_ends_the_run_and_is_no_failure_of_an_operator) {
-  const auto thrown_with = [](int32_t code) {
+namespace {
+
+// A device that answers as the test wants when it is asked to synchronise.
+constexpr c10::DeviceType kAsked = c10::DeviceType::MAIA;
+std::vector<int32_t> replies;  // codes of errors; 0: none. The last one stays.
+int questions = 0;
+
+struct AskedGuard final : c10::impl::NoOpDeviceGuardImpl<kAsked> {
+  void synchronizeDevice(const c10::DeviceIndex) const override {
+    const int32_t code = replies.empty() ? 0 : replies.front();
+    if (replies.size() > 1) replies.erase(replies.begin());
+    ++questions;
+    if (code == 0) return;
+    const std::string words = "CUDA error: device-side assert triggered\nDebug it like this.";
+    if (code < 0) TORCH_CHECK(false, words);  // by a library without codes
+    throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, code, words);
+  }
+};
+
+const c10::impl::DeviceGuardImplRegistrar registrar(kAsked, new AskedGuard);
+
+// What becomes of an exception on a device with these replies: the code of a lost one, or nothing.
+template <class Throw>
+std::optional<int32_t> loss(c10::Device device, std::vector<int32_t> told, Throw raise) {
+  replies = std::move(told);
+  try {
     try {
-      try {
-        throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, code, "CUDA error: some");
-      } catch (...) {
-        const Failure failure = describe_exception(8, "aten::add");
-        EXPECT_EQ(failure.kind, ErrorKind::runtime);
-        EXPECT(failure.message.find("CUDA error: some") != std::string::npos);
-      }
-    } catch (const EndOfRun&) {
-      return true;
+      raise();
+    } catch (...) {
+      EXPECT_EQ(describe_exception(device, 8, "aten::add").operation, std::string("aten::add"));
     }
-    return false;
+  } catch (const DeviceLost& lost) {
+    EXPECT_EQ(lost.position, uint64_t{8});
+    EXPECT_EQ(lost.operation, std::string("aten::add"));
+    EXPECT_EQ(std::string(lost.what()), std::string("CUDA error: device-side assert triggered"));
+    return lost.code;
+  }
+  return std::nullopt;
+}
+
+void raise_text(const char* text) { TORCH_CHECK(false, text); }
+
+}  // namespace
+
+TEST(a_device_that_is_lost_ends_the_run_and_is_no_failure_of_an_operator) {
+  const auto lost_by = [](int32_t code) {
+    return loss(at::kCPU, {0}, [&] {
+             throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, code,
+                                         "CUDA error: device-side assert triggered\nDebug it.");
+           }) == code;
   };
-  EXPECT(thrown_with(710));   // a kernel asserted
-  EXPECT(thrown_with(700));   // an illegal address
-  EXPECT(!thrown_with(1));    // an invalid value
-  EXPECT(!thrown_with(98));   // an invalid device function
-  EXPECT(!thrown_with(209));  // no kernel for this GPU
+  EXPECT(lost_by(710));   // a kernel asserted
+  EXPECT(lost_by(700));   // an illegal address
+  EXPECT(lost_by(214));   // memory that cannot be corrected
+  EXPECT(!lost_by(1));    // an invalid value
+  EXPECT(!lost_by(98));   // an invalid device function
+  EXPECT(!lost_by(209));  // no kernel for this GPU
+}
+
+TEST(lack_of_device_memory_is_recognised_in_the_words_of_libraries) {
+  for (const char* text :
+       {"CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"}) {
+    try {
+      raise_text(text);
+    } catch (...) {
+      const Failure failure = describe_exception(at::kCPU, 8, "aten::mm");
+      EXPECT_EQ(failure.kind, ErrorKind::out_of_memory);
+      EXPECT_EQ(failure.message, std::string(text));
+    }
+  }
+}
+
+TEST(whatever_the_error_says_a_device_that_fails_when_it_is_asked_is_lost) {
+  const c10::Device device(kAsked, 0);
+  for (const char* text :
+       {"CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "cusolver error: CUSOLVER_STATUS_INTERNAL",
+        "Triton Error [CUDA]: device-side assert triggered", "RuntimeError: of a graph"}) {
+    const auto raise = [&] { raise_text(text); };
+    EXPECT(loss(device, {710}, raise) == 710);
+    EXPECT(loss(device, {-1}, raise) == 0);
+    EXPECT(loss(device, {0}, raise) == std::nullopt);
+  }
+  EXPECT(loss(device, {719}, [] { throw 1; }) == 719);
+}
+
+TEST(an_error_of_a_device_that_does_not_come_again_is_a_failure_of_the_operator) {
+  const auto raise = [] { raise_text("some"); };
+  EXPECT(loss(c10::Device(kAsked, 0), {9, 0}, raise) == std::nullopt);
+  EXPECT(loss(c10::Device(kAsked, 0), {9, 9}, raise) == 9);
+}
+
+TEST(a_software_device_is_not_asked) {
+  questions = 0;
+  EXPECT(loss(at::kCPU, {710}, [] { raise_text("some"); }) == std::nullopt);
+  EXPECT_EQ(questions, 0);
 }

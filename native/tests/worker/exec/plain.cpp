@@ -61,7 +61,7 @@ TEST(impossible_headers_are_refused) {
   EXPECT(!valid({12, 3, 0, 0}, 64));
   EXPECT(!valid({0, 3, 0, 0}, 64));
   EXPECT(!valid({16, 0, 0, 0}, 64));
-  EXPECT(!valid({16, 11, 0, 0}, 64));
+  EXPECT(!valid({16, 12, 0, 0}, 64));
   EXPECT(!valid({16, 3, 0, 1}, 64));
   EXPECT(!valid({kRecordBytesMax + 8, 3, 0, 0}, UINT64_MAX));
 }

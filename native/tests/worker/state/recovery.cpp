@@ -176,6 +176,52 @@ TEST(a_half_taken_answer_is_completed_by_the_next_worker) {
   EXPECT(std::memcmp(taken.data(), words.data(), taken.size()) == 0);
 }
 
+TEST(an_answer_that_was_half_given_is_begun_again_as_a_whole) {
+  Host host(size_t{64} << 20);
+  host.start();
+  const auto fill = host.define("aten::fill_", "Scalar");
+  const Tensor tensor = host.allocate({2 << 20});  // 8 MiB: twice around the ring
+  const auto filled_with = [&](int64_t value) {
+    return std::move(CallRecord(fill, 2, 1).tensor(tensor).integer(value).returns_nothing());
+  };
+  const uint64_t filled = host.call(filled_with(1));
+  Bytes taken;
+  const uint64_t position =
+      host.begin_request(RecordKind::read, read_payload(tensor.id, 0, tensor.bytes()));
+  host.wait_answer(position);
+  host.take(taken, 1 << 20);
+  host.stop();
+  host.replace(filled, filled_with(2));
+  host.start();
+  while (taken.size() < tensor.bytes()) host.take(taken, 700'001);
+  std::vector<float> values(tensor.count());
+  std::memcpy(values.data(), taken.data(), taken.size());
+  EXPECT(values == Floats(tensor.count(), 2));
+}
+
+TEST(an_answer_that_was_given_stays_as_it_was_given) {
+  Host host;
+  host.start();
+  const auto fill = host.define("aten::fill_", "Scalar");
+  const Tensor tensor = host.allocate({16});
+  const auto filled_with = [&](int64_t value) {
+    return std::move(CallRecord(fill, 2, 1).tensor(tensor).integer(value).returns_nothing());
+  };
+  const uint64_t filled = host.call(filled_with(1));
+  const uint64_t position =
+      host.begin_request(RecordKind::read, read_payload(tensor.id, 0, tensor.bytes()));
+  host.wait_answer(position);
+  host.stop();
+  host.replace(filled, filled_with(2));
+  host.start();
+  while (host.worker().consumed.load() != host.head()) sched_yield();
+  Bytes taken;
+  host.take(taken, tensor.bytes());
+  std::vector<float> values(tensor.count());
+  std::memcpy(values.data(), taken.data(), taken.size());
+  EXPECT(values == Floats(tensor.count(), 1));
+}
+
 TEST(an_abandoned_answer_does_not_hold_the_worker) {
   Host host(size_t{64} << 20);
   host.start();

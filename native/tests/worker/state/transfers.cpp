@@ -137,6 +137,28 @@ TEST(a_snapshot_that_cannot_be_written_fails_and_the_program_goes_on) {
   EXPECT_THROWS(std::exception, saves.finish());
 }
 
+TEST(a_save_that_failed_keeps_no_thread_waiting) {
+  Saving saving;
+  const File readable(
+      open(("/proc/self/fd/" + std::to_string(saving.file.fd())).c_str(), O_RDONLY));
+  Arena arena(readable.fd());
+  Transfers saves(Transfers::Direction::save, arena, saving.storages.device(), kPiece);
+  for (const uint32_t id : {1, 2}) {
+    saving.storages.allocate(id, kBytes);
+    Slot& slot = saving.storages.at(id);
+    saving.storages.use(slot);
+    const Extent extent{id * 10 * kPageBytes, kBytes, id};
+    saving.storages.note_saved(slot, extent, saves.add(slot.storage, extent));
+  }
+  saves.schedule({saving.storages.at(1).transfer, saving.storages.at(2).transfer});
+  saves.help(1, Transfers::Pace::full);  // fails in the middle of the first
+  EXPECT_THROWS(std::exception, saves.finish());
+  // The main thread comes before the snapshot is undone.
+  for (const uint32_t id : {1, 2}) saving.storages.touch(saving.storages.at(id));
+  saves.reset();
+  saves.finish();  // nothing is left of it
+}
+
 TEST(free_ranges_are_what_no_extent_covers) {
   FreeRanges free({{0, 4096, 1}, {3 * kPageBytes, 5000, 1}, {3 * kPageBytes, 5000, 1}});
   EXPECT_EQ(free.take(3 * kPageBytes), 5 * kPageBytes);  // no gap is as large

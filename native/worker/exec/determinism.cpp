@@ -1,0 +1,76 @@
+#include "worker/exec/determinism.h"
+
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
+
+#include <string_view>
+#include <utility>
+
+namespace sing {
+
+namespace {
+
+Settings present_settings() {
+  Settings values{};
+  read_settings(values);
+  return values;
+}
+
+// Every such error of torch has these words.
+bool refuses(const c10::Error& error) {
+  return std::string_view(error.what_without_backtrace())
+             .find("torch.use_deterministic_algorithms(True)") != std::string_view::npos;
+}
+
+}  // namespace
+
+Determinism::Determinism() : initial_(present_settings()) {}
+
+Determinism::~Determinism() {
+  if (on_) apply_settings(initial_);
+}
+
+void Determinism::set(bool on, const std::optional<Settings>& program) {
+  if (on == on_) return;
+  on_ = on;
+  apply(program);
+}
+
+void Determinism::apply(const std::optional<Settings>& program) {
+  apply_settings(program.value_or(initial_));
+  if (!on_) return;
+  at::Context& torch = at::globalContext();
+  strict_ = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
+  // Filling new memory is for who looks for uninitialized values.
+  if (!torch.deterministicAlgorithms()) torch.setDeterministicFillUninitializedMemory(false);
+  torch.setDeterministicAlgorithms(true, false);
+  torch.setDeterministicCuDNN(true);
+  torch.setBenchmarkCuDNN(false);
+}
+
+bool Determinism::call(const Operator& op, torch::jit::Stack& stack,
+                       c10::function_ref<void()> invoke) {
+  if (strict_) {
+    invoke();
+    return true;
+  }
+  if (!refusing_.contains(op.full_name)) {
+    torch::jit::Stack operands = stack;
+    try {
+      invoke();
+      return true;
+    } catch (const c10::Error& error) {
+      if (!refuses(error)) throw;
+    }
+    stack = std::move(operands);
+    refusing_.insert(op.full_name);
+  }
+  struct Lenient {
+    Lenient() { at::globalContext().setDeterministicAlgorithms(false, false); }
+    ~Lenient() { at::globalContext().setDeterministicAlgorithms(true, false); }
+  } lenient;
+  invoke();
+  return false;
+}
+
+}  // namespace sing
