@@ -32,6 +32,7 @@ from kernelproxy.common.protocol import (
 )
 from kernelproxy.common.readable import escaped
 from kernelproxy.criu.sandbox import Form
+from kernelproxy.kernel import gpu_access
 from kernelproxy.kernel.files import tracker
 from kernelproxy.native import build, libraries, tools
 from kernelproxy.provisioning import events
@@ -68,6 +69,7 @@ class SingProvisioner(KeptKernel):
     checkpoint_cells: int = trait(options.CHECKPOINT_CELLS)
     checkpoint_keep: int = trait(options.CHECKPOINT_KEEP)
     save_process: bool = trait(options.SAVE_PROCESS)
+    direct_gpu: bool = trait(options.DIRECT_GPU)
     hibernate_timeout: float = trait(options.HIBERNATE_TIMEOUT)
 
     _no_process: str = ""  # why its process cannot be saved
@@ -148,6 +150,7 @@ class SingProvisioner(KeptKernel):
             env.pop(name, None)  # if this server was started in a kernel
         self.form, self._no_process = None, ""
         tracker.leave(env)
+        gpu_access.restore(env)
         python = ipykernel_interpreter(self.kernel_spec.language, command, env)
         if python is None:
             return
@@ -175,12 +178,16 @@ class SingProvisioner(KeptKernel):
         env["PYTHONPATH"] = os.pathsep.join(search)
         env["SING_BUNDLE"] = bundle
         env["SING_EXTENSIONS"] = ",".join(_extensions())
+        if self.direct_gpu:
+            env[gpu_access.DIRECT_VARIABLE] = "1"
+        else:
+            env[gpu_access.FILES_VARIABLE] = gpu_access.FILES
+        await self._preload(python, env)
         if self.session:
             env["SING_SESSION"] = self.session
             env["SING_SOCKET"] = str(paths.socket_path())
             if self.form is None:
                 env["SING_PROCESS_REASON"] = self._no_process
-            await self._track(python, env)
         else:
             env["SING_REASON"] = reason
         kwargs["cmd"] = [*command, f"--ext={EXTENSION}"]
@@ -190,18 +197,24 @@ class SingProvisioner(KeptKernel):
         other = f"kernel-{(self.kernel_id or 'unnamed')[:8]}"
         return session_name(env, program, directory or Path.cwd(), other)
 
-    async def _track(self, python: str, env: dict[str, str]) -> None:
-        """Set up the tracking of the kernel's file changes, or set a reason for ``%sing``."""
-        if not self.track_files:
+    async def _preload(self, python: str, env: dict[str, str]) -> None:
+        """Preload the library that tracks the kernel's files and does not open those of GPUs.
+
+        If files are not tracked, set the reason for ``%sing``.
+        """
+        tracks = bool(self.track_files and self.session)
+        if self.session and not tracks:
             env[tracker.REASON_VARIABLE] = "track_files is off"
+        if not tracks and self.direct_gpu:
             return
         try:
             library = await in_thread(lambda: self._tracker(python, env))
-            journal = paths.journal_path(self.kernel_id or "")
-            # The tracker appends to an existing file, but does not create one.
-            os.close(os.open(journal, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+            if tracks:
+                journal = paths.journal_path(self.kernel_id or "")
+                # The tracker appends to an existing file, but does not create one.
+                os.close(os.open(journal, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+                env[tracker.JOURNAL_VARIABLE] = str(journal)
             tracker.preload(env, library)
-            env[tracker.JOURNAL_VARIABLE] = str(journal)
         except (NativeError, ControlError, OSError) as error:
             self._untracked(env, str(error).rstrip("."))
         except Exception as error:

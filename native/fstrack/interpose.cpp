@@ -1,7 +1,7 @@
-// Wrappers of the libc functions that change files, placed before libc's own.
+// Wrappers of the libc functions that open or change files, placed before libc's own.
 //
 // Each calls the next function of its name and notes the change. In programs that are not tracked,
-// the cost is the test of a flag.
+// the cost is the test of a flag. Files of GPUs are not opened (gpu_files.h).
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "fstrack/changes.h"
+#include "fstrack/gpu_files.h"
 #include "fstrack/journal.h"
 
 #define SING_EXPORT extern "C" __attribute__((visibility("default")))
@@ -131,6 +132,7 @@ constinit Next<char*(char*)> next_mkdtemp("mkdtemp");
 __attribute__((constructor(101))) void begin() {
   const KeepErrno keep;
   open_journal();
+  read_gpu_files();
 #define SING_FIND_NEXT(type, name) next_##name.find();
   SING_FUNCTIONS(SING_FIND_NEXT)
   next_mkdtemp.find();
@@ -192,6 +194,7 @@ using namespace sing::fstrack;  // NOLINT: the following names are libc's, not o
 
 #define SING_OPEN(name)                                                  \
   SING_EXPORT int name(const char* path, int flags, ...) {               \
+    if (is_denied(path)) return -1;                                      \
     va_list arguments;                                                   \
     va_start(arguments, flags);                                          \
     const mode_t mode = mode_of(flags, arguments);                       \
@@ -205,6 +208,7 @@ SING_OPEN(__open64)
 
 #define SING_OPENAT(name)                                                           \
   SING_EXPORT int name(int directory, const char* path, int flags, ...) {           \
+    if (is_denied(path)) return -1;                                                 \
     va_list arguments;                                                              \
     va_start(arguments, flags);                                                     \
     const mode_t mode = mode_of(flags, arguments);                                  \
@@ -216,15 +220,19 @@ SING_OPENAT(openat64)
 
 // Variants called by programs that were compiled with _FORTIFY_SOURCE.
 SING_EXPORT int __open_2(const char* path, int flags) {
+  if (is_denied(path)) return -1;
   return opened(next___open_2.call(-1, path, flags), path, flags);
 }
 SING_EXPORT int __open64_2(const char* path, int flags) {
+  if (is_denied(path)) return -1;
   return opened(next___open64_2.call(-1, path, flags), path, flags);
 }
 SING_EXPORT int __openat_2(int directory, const char* path, int flags) {
+  if (is_denied(path)) return -1;
   return opened(next___openat_2.call(-1, directory, path, flags), path, flags);
 }
 SING_EXPORT int __openat64_2(int directory, const char* path, int flags) {
+  if (is_denied(path)) return -1;
   return opened(next___openat64_2.call(-1, directory, path, flags), path, flags);
 }
 

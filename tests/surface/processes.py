@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
+import shlex
+import subprocess
+import sys
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -57,6 +62,37 @@ def a_spawned_child_has_no_device_but_gets_tensors_of_the_host() -> None:
     found = queue.get()
     child.join()
     assert found == (False, 3.0)
+
+
+#: Prints whether a process may open GPUs, and which of their files it could open.
+GPUS = """
+import glob, os
+
+def opens(path):
+    try:
+        return os.close(os.open(path, os.O_RDWR)) is None
+    except OSError:
+        return False
+
+guarded = "/libsing_fstrack.so" in open("/proc/self/maps").read() and "SING_GPU_FILES" in os.environ
+print(guarded, [path for path in glob.glob("/dev/nvidia*") if opens(path)])
+"""
+
+
+@check
+def no_process_of_a_program_opens_a_gpu() -> None:
+    child = [sys.executable, "-c", GPUS + "print(os.environ['CUDA_VISIBLE_DEVICES'])"]
+    assert subprocess.check_output(child, text=True) == "True []\n-1\n"
+    shell = " ".join(map(shlex.quote, child))
+    assert subprocess.getoutput(shell) == "True []\n-1"
+    # A program may give its children the variables that it sees.
+    seen = [sys.executable, "-c", GPUS]
+    assert subprocess.check_output(seen, env=dict(os.environ), text=True) == "True []\n"
+    assert "True []" in subprocess.getoutput(f"env CUDA_VISIBLE_DEVICES=0 {shell}")
+    own: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(GPUS, own)
+    assert out.getvalue() == "True []\n"
 
 
 @check

@@ -2,7 +2,8 @@
 
 Needs the standard library only, so that it works in environments that have torch but not us.
 
-    activate()            with SING_SESSION set: watch for the import of torch
+    activate()            with SING_SESSION set: hide the GPU, watch for the import of torch
+    ├ gpu_libraries.py    a line at the import of libraries that would need the GPU
     ├ agent_connection.py until that import: connection over which the daemon reaches a notebook
     └ import_hook.py      at that import: native client, session, then torch itself
       ├ native_client.py  the native client's C functions
@@ -16,6 +17,7 @@ from __future__ import annotations
 import os
 import sys
 
+from kernelproxy.kernel import gpu_access
 from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.activation.state import Activation, cell, cell_asked, current
 
@@ -50,14 +52,15 @@ def activate() -> bool:
         return False
     os.environ[CLIENT_VARIABLE] = str(os.getpid())
     _leave_python_path()
-    from kernelproxy.kernel.activation import import_hook
+    from kernelproxy.kernel.activation import gpu_libraries, import_hook
 
-    found.session = session
-    if not session:
-        found.reason = reason
-    elif os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
-        found.reason = "CUDA_VISIBLE_DEVICES hides all devices"
-    elif "torch" in sys.modules:
+    if not gpu_access.is_direct():
+        gpu_access.hide()
+        gpu_libraries.install(import_hook.watch)
+    found.session, found.reason = session, "" if session else reason
+    if session and gpu_access.hides_all(os.environ):
+        found.reason = state.HIDDEN
+    elif session and "torch" in sys.modules:
         state.explain("torch was imported before the device session could be joined")
         return False
     sys.meta_path.insert(0, import_hook.TorchFinder(found))

@@ -21,10 +21,11 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import NativeError, SingError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import Attach, Attached
+from kernelproxy.kernel import gpu_access
 from kernelproxy.kernel.activation import compile_progress, inductor_backend, op_libraries
 from kernelproxy.kernel.activation.agent_connection import Link
 from kernelproxy.kernel.activation.native_client import NativeClient
-from kernelproxy.kernel.activation.state import Activation, current, explain, joined
+from kernelproxy.kernel.activation.state import HIDDEN, Activation, current, explain, joined
 from kernelproxy.kernel.torch_cuda import patches, python_kernels, torch_c_names
 from kernelproxy.native import build
 
@@ -32,6 +33,8 @@ from kernelproxy.native import build
 #: zygote may have to compile first, even by itself, if its cache is not the kernel's. A kernel that
 #: gave up earlier would never have a device.
 ATTACH_SECONDS_MAX = 1800.0
+#: First version of torch that lets us guard the addresses of tensors.
+_GUARDED = (2, 13)
 
 
 class TorchFinder(MetaPathFinder):
@@ -83,9 +86,13 @@ class TorchFinder(MetaPathFinder):
 
     def _join(self, spec: ModuleSpec) -> None:
         """Join the session or print why not; never raises."""
+        if not self._state.reason and gpu_access.hides_all(os.environ):
+            self._state.reason = HIDDEN  # by a cell
         if self._state.reason:
             explain(self._state.reason)
             return
+        if not gpu_access.is_direct():
+            gpu_access.hide()
         try:
             joined(join_session(self._state.session, spec))
         except (SingError, OSError) as error:
@@ -171,6 +178,22 @@ def _install(step: Callable[[], None]) -> None:
         explain(f"this torch could not be adapted: {type(error).__name__}: {error}")
 
 
+def _check_direct_gpu(version: str) -> None:
+    """Hide the GPU after all if torch cannot stop code that reads the session's addresses.
+
+    Without that hook (Note [Guarded storages] in native/client/ops/tensors.cpp), an extension that
+    starts a kernel on such an address, and checks no error, would leave wrong numbers.
+    """
+    if not gpu_access.is_direct() or tuple(map(int, version.split("."))) >= _GUARDED:
+        return
+    gpu_access.withdraw()
+    print(
+        f"jupyter_sing: direct use of the GPU is off: with torch {version}, other libraries could "
+        "compute wrong numbers from its tensors. It needs torch 2.13.",
+        file=sys.stderr,
+    )
+
+
 def join_session(session: str, spec: ModuleSpec) -> NativeClient:
     """Load the native client for the torch that `spec` names and join a session with it.
 
@@ -182,6 +205,7 @@ def join_session(session: str, spec: ModuleSpec) -> NativeClient:
     if not spec.origin:
         raise NativeError("torch has no directory")
     info = build.describe(Path(spec.origin).parent)
+    _check_direct_gpu(info.short)
     with compile_progress.Shown() as shown:
         parts = build.ensure(info, shown)
     attach, path = Attach(session, info.version), paths.socket_path()

@@ -182,7 +182,9 @@ def origin(name: str) -> Origin:
 
     described = torch._C._dispatch_dump(name)
     defined = re.search(r"^debug: registered at (.+):\d+$", described, re.MULTILINE)
-    library = _library_with(defined[1], Path(torch.__file__).parent) if defined else ""
+    # Without a file, as by the old `torch::RegisterOperators`, the library contains the name.
+    content = defined[1].encode() + b"\0" if defined else name.encode()
+    library = _library_with(content, Path(torch.__file__).parent)
     module = _module_of(library) if library else ""
     return module, _root(module), library
 
@@ -210,9 +212,8 @@ def _root(module: str) -> str:
     return os.path.dirname(os.path.abspath(file)) if file else ""
 
 
-def _library_with(source: str, torch: Path) -> str:
-    """Find the loaded library that was compiled from a source file; "" if none was."""
-    wanted = source.encode() + b"\0"
+def _library_with(wanted: bytes, torch: Path) -> str:
+    """Find the loaded library that contains certain bytes; "" if none does."""
     for path in _loaded(torch):
         try:
             with (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kernelproxy.common.errors import InternalError
 from kernelproxy.common.untrusted import parse_json
+from kernelproxy.kernel import gpu_access
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +106,9 @@ class Activation:
     link: AgentLine | None = None
 
 
+#: A reason for `explain`.
+HIDDEN = "CUDA_VISIBLE_DEVICES hides all devices"
+
 _lock = threading.Lock()
 _current = Activation()
 #: Carries out the daemon's requests, in a notebook; called in the link's thread.
@@ -119,8 +123,15 @@ def current() -> Activation:
 
 
 def explain(reason: str) -> None:
-    """Record and print, in one plain line, why torch has no device here."""
+    """Record and print, in one plain line, why torch has no session here, and thereby no device.
+
+    A process that may use GPUs directly has them also without a session.
+    """
     _current.reason = reason
+    if gpu_access.is_direct():
+        print(f"jupyter_sing: no session: {reason}.", file=sys.stderr)
+        return
+    gpu_access.hide_in(os.environ)  # a cell may have set the variable
     print(f"jupyter_sing: CPU only: {reason}.", file=sys.stderr)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -147,6 +148,8 @@ TORCH_LIBRARY(foreign_own, library) {
   });
   library.def("composed(Tensor x) -> Tensor", [](const at::Tensor& x) { return x * 2; });
 }
+// Torch knows no source file of such an operator.
+auto old = torch::RegisterOperators().op("foreign_old::twice", &twice);
 }  // namespace own
 """
 
@@ -231,6 +234,21 @@ def _create_driver():
     "cupy/__init__.py": "",
 }
 
+# An operator whose result has as many rows as a file says: it differs when it is executed again.
+ERRATIC = """
+from pathlib import Path
+
+import torch
+
+torch.library.define("foreign_erratic::rows", "(Tensor x) -> Tensor")
+
+
+@torch.library.impl("foreign_erratic::rows", "CPU")
+def rows(x):
+    count = int(Path(__file__).with_suffix(".count").read_text())
+    return x[:count].clone()
+"""
+
 Ask = Callable[[str], str]
 
 
@@ -259,6 +277,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (directory / f"{name}.py").write_text(text)
     (directory / "foreign_backends.py").write_text(BACKENDS)
     (directory / "foreign_composed.py").write_text(COMPOSED)
+    (directory / "foreign_erratic.py").write_text(ERRATIC)
     return directory
 
 
@@ -321,7 +340,8 @@ def test_a_kernel_for_cuda_does_not_compute_in_the_notebook(ask: Ask) -> None:
 
 
 def test_code_that_starts_its_own_kernels_is_stopped(ask: Ask) -> None:
-    assert ask("own") == "(True, True, True, True, 4)"
+    # Unless the worker can execute the whole operator.
+    assert ask("own") == "(True, True, True, True, True, 5)"
     for name in ("hardswish", "erfinv", "relu6"):
         assert ask(f"before {name}") == "True"
     assert ask("replacing") == "True"
@@ -339,6 +359,32 @@ def test_operators_of_modules_are_executed(ask: Ask) -> None:
     move_to_another_worker()
     assert ask("backends") == "[True, True, True, True]"
     assert ask("composed") == "True"
+
+
+def test_a_result_of_another_size_after_a_recovery_ends_nothing(ask: Ask, tmp_path: Path) -> None:
+    count = tmp_path / "own" / "foreign_erratic.count"
+    count.write_text("2")
+    assert ask("erratic") == "[2, 3]"
+    for rows, expected in (
+        (1, [[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]]),
+        (2, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),
+    ):
+        count.write_text(str(rows))
+        with agent_client.connect(start=False) as agent:
+            (session,) = agent.expect(StatusReply, StatusRequest()).sessions
+        assert session["worker_pid"] is not None
+        os.kill(session["worker_pid"], signal.SIGKILL)
+        assert ask("erratic, kept") == str(expected)
+        with agent_client.connect(start=False) as agent:
+            (session,) = agent.expect(StatusReply, StatusRequest()).sessions
+        exactness = session["exactness"]
+        assert exactness is not None
+        assert exactness["diverged"] == 1
+        assert exactness["recovered_since"] is not None
+        assert (
+            f"Recovered approximately since {exactness['recovered_since'][:16]}"
+            in session["reason"]
+        )
 
 
 def test_a_module_that_the_worker_lacks_is_named(ask: Ask) -> None:

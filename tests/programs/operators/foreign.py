@@ -14,8 +14,12 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FunctionType
 
 import torch
+
+#: Device tensors of earlier steps.
+kept: list[torch.Tensor] = []
 
 
 def step(order: str, directory: Path) -> object:
@@ -52,6 +56,12 @@ def step(order: str, directory: Path) -> object:
         checks = [check(op, x) for op in (operators.twice, operators.twice_, operators.third)]
         assert leaf.grad is not None
         return [*checks, check(operators.cube, x) and torch.equal(leaf.grad.cpu(), 3 * x**2)]
+    if order == "erratic":
+        importlib.import_module("foreign_erratic")
+        kept.append(torch.ops.foreign_erratic.rows(x.cuda()) + 1)
+        return list(kept[-1].shape)
+    if order == "erratic, kept":
+        return kept[-1].tolist()
     if order == "composed":
         importlib.import_module("foreign_composed")
         return torch.equal(torch.ops.foreign_composed.twice(x.cuda()).cpu(), 2 * x)
@@ -95,21 +105,36 @@ def optional(x: torch.Tensor, bound: float) -> bool:
 
 
 def own(directory: Path, x: torch.Tensor) -> tuple[object, ...]:
-    """Use a library that launches kernels itself; return what is refused, and what need not be."""
+    """Use a library that launches kernels itself; return what is right, and what is refused."""
     torch.ops.load_library(str(directory / "libforeign_both.so"))
     operators = torch.ops.foreign_own
     y = x.cuda()
     y[1:].mul_(1.0).add_(y[:1]).sub_(y[:1])  # read by torch's shape functions
-    leaf = y.clone().requires_grad_()
+    whole = [
+        torch.equal(operator(y).cpu(), 2 * x)
+        for operator in (
+            operators.twice,
+            operators.explicit,
+            operators.differentiable,
+            torch.ops.foreign_old.twice,
+        )
+    ]
+    with torch.no_grad():
+        whole.append(torch.equal(operators.twice(y.clone().requires_grad_()).cpu(), 2 * x))
+    with torch.inference_mode():
+        whole.append(torch.equal(operators.twice(x.cuda()).cpu(), 2 * x))
+    whole.append(operators.resized(y.clone()).tolist()[0] == 1)
     stopped = 0
     for operator in (
         operators.twice,
         operators.differentiable,
         operators.explicit,
-        operators.resized,
+        torch.autocast("cuda")(operators.twice),
+        torch.autocast("cuda")(operators.resized),
     ):
+        needs_no_gradient = isinstance(operator, FunctionType)
         try:
-            operator(leaf if operator is operators.differentiable else y.clone())
+            operator(y.clone() if needs_no_gradient else y.clone().requires_grad_())
         except RuntimeError as error:
             stopped += str(error).startswith(
                 "This code reads or writes the memory of a CUDA tensor"
@@ -120,7 +145,7 @@ def own(directory: Path, x: torch.Tensor) -> tuple[object, ...]:
     )
     composed = check(operators.composed, x)
     plain = all(torch.equal(op(x), 2 * x) for op in (operators.twice, operators.differentiable))
-    return addressed, composed, plain, y.clone().data_ptr() != y.data_ptr(), stopped
+    return addressed, composed, plain, y.clone().data_ptr() != y.data_ptr(), all(whole), stopped
 
 
 def both(order: str, directory: Path, x: torch.Tensor) -> bool:

@@ -64,8 +64,8 @@ def test_a_failure_before_the_import_leaves_torch_alone(
 ) -> None:
     done = run(
         "import sys, importlib\n"
-        "path = list(sys.meta_path)\n"
         "activate()\n"
+        "path = [each for each in sys.meta_path if type(each).__name__ != 'TorchFinder']\n"
         "import torch; print(torch._C.names, torch.__version__)\n"
         "import torch, torch.version\n"
         "print(type(torch.__spec__.loader).__name__, torch.__loader__ is torch.__spec__.loader)\n"
@@ -98,10 +98,123 @@ def test_the_reason_is_reported_when_torch_is_imported(
     assert line.startswith(f"jupyter_sing: CPU only: {reason}")
 
 
-def test_a_torch_that_is_there_already_is_left_alone(fake_torch: Path, runtime_dir: Path) -> None:
-    code = "import torch, sys\npath = list(sys.meta_path)\nprint(activate(), sys.meta_path == path)"
+VISIBLE = "print(os.environ.get('CUDA_VISIBLE_DEVICES'), end=' ', flush=True)\n"
+CHILD = "os.system('echo $CUDA_VISIBLE_DEVICES')\n"
+
+
+def test_cuda_finds_no_device_in_a_process_with_a_session(
+    fake_torch: Path, runtime_dir: Path
+) -> None:
+    code = "import os, sys\nactivate()\n" + VISIBLE + CHILD
+    assert run(code, fake_torch, runtime_dir, SING_SESSION="s").stdout == "None -1\n"
+    numbered = {"SING_SESSION": "s", "CUDA_VISIBLE_DEVICES": "2"}
+    assert run(code, fake_torch, runtime_dir, **numbered).stdout == "2 -1\n"
+    # What is no part of the session, such as the daemon, undoes it.
+    restore = "from kernelproxy.kernel import gpu_access; gpu_access.restore(os.environ)\n"
+    child = f"import os, sys; sys.path.append({str(ROOT)!r})\n{VISIBLE}{restore}{VISIBLE}"
+    code += f"os.execl(sys.executable, 'python', '-c', {child!r})"
+    assert run(code, fake_torch, runtime_dir, **numbered).stdout == "2 -1\n-1 2 "
+    assert run(code, fake_torch, runtime_dir, SING_SESSION="s").stdout == "None -1\n-1 None "
+
+
+def test_a_process_without_its_session_has_no_device_either(
+    fake_torch: Path, runtime_dir: Path
+) -> None:
+    # A cell may choose a device before torch is imported.
+    code = "import os\nactivate()\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\nimport torch\n"
+    for env in ({"SING_SESSION": "s"}, {"SING_REASON": "r"}):
+        done = run(code + VISIBLE + CHILD, fake_torch, runtime_dir, **env)
+        assert done.stdout == "-1 -1\n"
+        assert done.stderr.startswith("jupyter_sing: CPU only: ")
+    code = "import os, torch\nactivate()\n" + VISIBLE
+    assert run(code, fake_torch, runtime_dir, SING_SESSION="s").stdout == "-1 "
+
+
+def test_a_process_that_may_use_the_gpu_directly_keeps_it(
+    fake_torch: Path, runtime_dir: Path
+) -> None:
+    code = "import os\nactivate()\nimport torch\n" + VISIBLE + CHILD
+    env = {"SING_DIRECT_GPU": "1", "CUDA_VISIBLE_DEVICES": "2"}
+    for known in ({"SING_SESSION": "s"}, {"SING_REASON": "r"}):
+        done = run(code, fake_torch, runtime_dir, **known, **env)
+        assert done.stdout == "2 2\n"
+        assert done.stderr.startswith("jupyter_sing: no session: ")
+
+
+def test_direct_use_of_the_gpu_needs_a_torch_that_guards_addresses(
+    fake_torch: Path, runtime_dir: Path
+) -> None:
+    (fake_torch / "torch" / "version.py").write_text("__version__ = '2.12.0'\n")
+    code = "import os\nactivate()\nimport torch\n" + CHILD
+    env = {"SING_DIRECT_GPU": "1", "SING_SESSION": "s"}
+    done = run(code, fake_torch, runtime_dir, **env)
+    assert done.stdout == "-1\n"
+    off, why = done.stderr.splitlines()
+    assert off.startswith("jupyter_sing: direct use of the GPU is off: with torch 2.12, ")
+    assert why.startswith("jupyter_sing: CPU only: ")
+
+
+def test_a_cell_can_hide_the_device(fake_torch: Path, runtime_dir: Path) -> None:
+    code = "import os\nactivate()\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\nimport torch"
     done = run(code, fake_torch, runtime_dir, SING_SESSION="s")
-    assert done.stdout == "False True\n"
+    assert done.stderr == "jupyter_sing: CPU only: CUDA_VISIBLE_DEVICES hides all devices.\n"
+
+
+LIBRARIES = {
+    "cupy/__init__.py": "",
+    "numba/__init__.py": "",
+    "numba/cuda.py": "",
+    "jax.py": "",
+    "tensorflow.py": "class sysconfig:\n    get_build_info = lambda: {'is_cuda_build': True}\n",
+    "vllm.py": "",
+    "pycuda/__init__.py": "",
+    "pycuda/driver.py": "",
+}
+
+
+@pytest.fixture
+def gpu_libraries(fake_torch: Path) -> Path:
+    """Return a directory with modules named like libraries that use GPUs."""
+    for name, text in LIBRARIES.items():
+        (fake_torch / name).parent.mkdir(exist_ok=True)
+        (fake_torch / name).write_text(text)
+    return fake_torch
+
+
+@pytest.mark.parametrize(
+    ("module", "shown"),
+    [
+        ("cupy", "CuPy"), ("numba.cuda", "numba.cuda"), ("jax", "JAX"),
+        ("tensorflow", "TensorFlow"), ("vllm", "vLLM"), ("pycuda.driver", "PyCUDA"),
+    ],
+)  # fmt: skip
+def test_a_library_that_finds_no_gpu_is_named_at_its_import(
+    gpu_libraries: Path, runtime_dir: Path, module: str, shown: str
+) -> None:
+    (gpu_libraries / "jax_cuda13_plugin.py").touch()
+    code = f"activate()\nimport {module}\nimport {module}"
+    (line,) = run(code, gpu_libraries, runtime_dir, SING_SESSION="s").stderr.splitlines()
+    assert line.startswith(f"jupyter_sing: {shown} finds no GPU here: ")
+    assert "set JUPYTER_SING_DIRECT_GPU=1 before the kernel starts" in line
+    assert run(code, gpu_libraries, runtime_dir, SING_SESSION="s", SING_DIRECT_GPU="1").stderr == ""
+
+
+def test_a_library_that_would_use_the_cpu_is_not_named(
+    gpu_libraries: Path, runtime_dir: Path
+) -> None:
+    (gpu_libraries / "tensorflow.py").write_text(
+        LIBRARIES["tensorflow.py"].replace("True", "False")
+    )
+    code = "activate()\nimport jax, tensorflow, numba.cuda"
+    env = {"SING_SESSION": "s", "NUMBA_ENABLE_CUDASIM": "1"}
+    assert run(code, gpu_libraries, runtime_dir, **env).stderr == ""
+
+
+def test_a_torch_that_is_there_already_is_left_alone(fake_torch: Path, runtime_dir: Path) -> None:
+    code = "import torch, sys\nprint(activate(), [type(each).__name__ for each in sys.meta_path])"
+    done = run(code, fake_torch, runtime_dir, SING_SESSION="s")
+    assert done.stdout.startswith("False ")
+    assert "TorchFinder" not in done.stdout
     assert "torch was imported before" in done.stderr
 
 

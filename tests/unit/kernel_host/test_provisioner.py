@@ -510,8 +510,12 @@ def test_tracking_can_be_switched_off(
     monkeypatch.setenv("JUPYTER_SING_TRACK_FILES", setting)
     _, env = launch(make())
     assert "SING_SESSION" in env
-    assert not {"LD_PRELOAD", "SING_FSTRACK"} & env.keys()
+    assert "SING_FSTRACK" not in env
     assert env["SING_FSTRACK_REASON"] == "track_files is off"
+    assert (env["LD_PRELOAD"], env["SING_GPU_FILES"]) == (str(TRACKER), "/dev/nvidia:/dev/dxg")
+    monkeypatch.setenv("JUPYTER_SING_DIRECT_GPU", "1")
+    _, env = launch(make())
+    assert not {"LD_PRELOAD", "SING_FSTRACK"} & env.keys()
 
 
 @pytest.mark.parametrize(
@@ -557,7 +561,24 @@ def test_a_kernel_without_a_session_is_not_tracked(
 ) -> None:
     monkeypatch.setenv("SING_SOCKET", str(runtime_dir / "nobody.sock"))
     _, env = launch(make())
-    assert not {"LD_PRELOAD", "SING_FSTRACK"} & env.keys()
+    assert not {"SING_SESSION", "SING_FSTRACK", "SING_FSTRACK_REASON"} & env.keys()
+    # But its torch, which says that it computes on the CPU, must not find a GPU.
+    assert (env["LD_PRELOAD"], env["SING_GPU_FILES"]) == (str(TRACKER), "/dev/nvidia:/dev/dxg")
+
+
+def test_a_kernel_has_the_gpu_itself_only_if_that_is_wanted(
+    fake_daemon: FakeDaemon, make: Make
+) -> None:
+    _, env = launch(make())
+    assert env["SING_GPU_FILES"] == "/dev/nvidia:/dev/dxg"
+    assert "SING_DIRECT_GPU" not in env
+    one = make()
+    one.direct_gpu = True
+    inherited = {"CUDA_VISIBLE_DEVICES": "-1", "SING_VISIBLE_DEVICES": "2"}
+    _, env = launch(one, SING_GPU_FILES="/dev/nvidia", **inherited)
+    assert "SING_GPU_FILES" not in env
+    assert (env["SING_DIRECT_GPU"], env["CUDA_VISIBLE_DEVICES"]) == ("1", "2")
+    assert env["SING_FSTRACK"] == str(paths.journal_path(one.kernel_id))
 
 
 @pytest.mark.parametrize("kernel_id", ["", "../../x", "a/b", ".", "x" * 300, "caf\udce9"])
