@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from kernelproxy.agent.control_groups import memory_limit
 from kernelproxy.common import options
 from kernelproxy.common.options import Reader, options_of
 from kernelproxy.common.units import MIB
@@ -40,13 +41,16 @@ class AgentSettings:
         can be suspended by a snapshot; after that the worker is ended and the log replayed.
     host_memory : int
         Bytes of host memory for logs and for the states of suspended sessions; beyond it, the
-        least recently used states are spilled.
+        least recently used states are spilled. 0: half of what the machine, or its container,
+        has, which may change.
     cold_after : float
         Seconds without use after which a suspended state is spilled; 0 or less: never because of
         time.
     disk_quota : int
         Bytes that states, checkpoints and hibernating kernels may take on disk; 0 or less: nothing
         is written to disk.
+    context_pool : bool
+        True if a GPU has a context in advance.
     stop_seconds : float
         How long the daemon waits at shutdown for a busy notebook, to save it.
     zygote_seconds : float
@@ -55,6 +59,8 @@ class AgentSettings:
         Command that starts a zygote; the interpreter of the environment is prepended.
     system : bool
         True if the daemon runs as root and serves all users of the machine.
+    deterministic : bool
+        Whether the workers of new sessions use deterministic algorithms.
     """
 
     idle_timeout: float = options.IDLE_TIMEOUT.default
@@ -66,13 +72,15 @@ class AgentSettings:
     still_seconds: float = 5.0
     busy_seconds: float = 120.0
     snapshot_seconds: float = 300.0
-    host_memory: int = field(default_factory=lambda: _physical_memory() // 2)
+    host_memory: int = 0
     cold_after: float = options.COLD_AFTER.default
     disk_quota: int = options.DISK_QUOTA.default
+    context_pool: bool = options.CONTEXT_POOL.default
     stop_seconds: float = 30.0
     zygote_seconds: float = 900.0
     zygote_command: list[str] = field(default_factory=lambda: ["-m", "kernelproxy.worker.zygote"])
     system: bool = False
+    deterministic: bool = options.DETERMINISTIC.default
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> AgentSettings:
@@ -91,10 +99,17 @@ class AgentSettings:
         )
         return cls(**{each.name: each.read(environment) for each in given})
 
+    def host_budget(self) -> int:
+        """Return the bytes of host memory for logs and suspended states, as of now."""
+        return self.host_memory or _physical_memory() // 2
+
     def step_of(self, memory: int) -> int:
         """Return the granularity of grants, in bytes, on a device with `memory` bytes."""
         return min(self.grant_step, max(MIB, memory // 4))
 
 
 def _physical_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the bytes of the machine's memory, or of the part that its container may use."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return machine if limit is None else min(machine, limit)

@@ -156,5 +156,9 @@ class WorkerDiedError(WorkerError):
     """Raised if a worker died during a command; it may succeed in another worker."""
 
 
+class DeviceFullError(WorkerError):
+    """Raised if a worker cannot start because its device has too little free memory."""
+
+
 class InternalError(SingError):
     """Raised if an invariant is broken: a bug in this package."""

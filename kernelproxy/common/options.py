@@ -134,8 +134,8 @@ class Option:
         return fallback
 
     def is_on(self) -> bool:
-        """Return whether a switch is on."""
-        return bool(self.read())
+        """Return whether a switch is on; an empty variable counts as one that is not set."""
+        return bool(self.read() if self.text() else self.default)
 
 
 def _seconds(text: str) -> float:
@@ -214,13 +214,19 @@ HOST_MEMORY = _option(
     "host_memory", Kind.BYTES, None, (_SERVER, _DAEMON),
     "Host memory for logs and suspended states, such as 16GiB. If more is used, the states that "
     "were unused for longest are spilled to disk.",
-    usual="half of the machine's memory",
+    usual="half of the machine's memory, or of its container's",
 )  # fmt: skip
 DISK_QUOTA = _option(
     "disk_quota", Kind.BYTES, 64 << 30, (_SERVER, _DAEMON),
     "Disk space for spilled states, checkpoints and hibernating kernels, such as 100GiB; 0: "
     "nothing is written to disk.",
     usual="64GiB",
+)  # fmt: skip
+CONTEXT_POOL = _option(
+    "context_pool", Kind.SWITCH, True, (_DAEMON,),
+    "Whether a GPU with much free memory has a CUDA context in advance, so that the next session "
+    "starts or resumes there sooner.",
+    page="gpu.md#context-pool",
 )  # fmt: skip
 POLICY = _option(
     "policy", Kind.PATH, "", (_SERVER, _DAEMON),
@@ -252,6 +258,12 @@ SAVE_PROCESS = _option(
     "Whether kernels start in a sandbox, so that their processes can be saved, where CRIU works.",
     page="processes.md",
 )  # fmt: skip
+DIRECT_GPU = _option(
+    "direct_gpu", Kind.SWITCH, False, (_PROVISIONER,),
+    "Whether kernels may also use the GPU directly, beside their session, for libraries other than "
+    "torch. What they use there is not suspended and has no session.",
+    page="libraries.md#the-gpu-beside-a-session",
+)  # fmt: skip
 HEADLESS = _option(
     "headless", Kind.SWITCH, True, (Reader.ANY,),
     "Whether kernels that no server starts (jupyter execute, jupyter console, nbclient, "
@@ -262,6 +274,12 @@ DEVICES = _option(
     "`auto`, or a list such as `cpu:4GiB,cpu:4GiB@2` (`@2`: compute threads) or "
     "`cuda:0,cuda:1:20GiB`.",
     usual="auto", page="gpu.md",
+)  # fmt: skip
+DETERMINISTIC = _option(
+    "deterministic", Kind.SWITCH, False, (_DAEMON,),
+    "Whether new sessions use deterministic algorithms, so that their state after a recovery is "
+    "exact on a GPU, too. Some operations are slower then. Users can change it for a session.",
+    page="gpu.md#what-is-exact",
 )  # fmt: skip
 LINGER = _option(
     "linger", Kind.SECONDS, 300.0, (_DAEMON,),

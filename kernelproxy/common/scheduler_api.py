@@ -177,7 +177,7 @@ class Arbiter(Protocol):
     def lost(self, session: str, why: str = "") -> None:
         """Notify that a session's worker died: its lease is over, and it needs another one.
 
-        `why` is a sentence if the agent ended the worker deliberately.
+        `why` is a sentence, if the cause is known.
         """
 
     def moved(self, session: str, device: str, *, resident: bool) -> None:
@@ -194,6 +194,12 @@ class Arbiter(Protocol):
         """Notify that a grant failed: the lease is over, and the session needs another one.
 
         Its memory is where it was before.
+        """
+
+    def device_changed(self, device: str, *, failed: bool) -> None:
+        """Notify that a device failed, or can be used again.
+
+        Leases on a device that failed are over, and it is granted to no session.
         """
 
     def stayed(self, session: str, device: str, why: str) -> None:
@@ -328,6 +334,9 @@ class UnrestrictedArbiter:
         pass
 
     def refused(self, session: str, token: int, why: str) -> None:
+        pass
+
+    def device_changed(self, device: str, *, failed: bool) -> None:
         pass
 
     def stayed(self, session: str, device: str, why: str) -> None:

@@ -8,7 +8,7 @@ no library makes a context on another.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,6 +104,49 @@ def parse(text: str) -> Device:
         total = found.memory_total >> 20
         raise DeviceError(f"cuda:{text} is not between 1 MiB and the {total} MiB that it may have.")
     return replace(found, memory_total=memory)
+
+
+def faults(uuids: Iterable[str]) -> dict[str, str]:
+    """Return what NVML reports of GPUs that must not be used, by UUID: clauses.
+
+    Raises
+    ------
+    DeviceError
+        If it does not answer.
+    """
+    found = {}
+    with _nvml() as (nvml, why):
+        if nvml is None:
+            raise DeviceError(f"NVML cannot be asked: {why}.")
+        for uuid in uuids:
+            if fault := _fault(nvml, uuid):
+                found[uuid] = fault
+    return found
+
+
+def _fault(nvml: ModuleType, uuid: str) -> str:
+    gone = {
+        nvml.NVML_ERROR_GPU_IS_LOST: "the driver has lost it",
+        nvml.NVML_ERROR_NOT_FOUND: "the driver does not find it any more",
+        nvml.NVML_ERROR_RESET_REQUIRED: "it has to be reset (nvidia-smi --gpu-reset)",
+    }
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        with suppress(nvml.NVMLError):  # a whole GPU
+            handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        nvml.nvmlDeviceGetMemoryInfo(handle)  # which a GPU that is lost does not answer
+    except nvml.NVMLError as error:
+        return gone.get(error.value, "")
+    with suppress(nvml.NVMLError, AttributeError):  # an old GPU or package
+        _, _, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+        if failed:
+            return "its memory has errors that cannot be repaired"
+        if pending:
+            return "its memory has errors that a reset repairs (nvidia-smi --gpu-reset)"
+    with suppress(nvml.NVMLError, AttributeError):
+        if nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle):
+            return "its memory has errors that a reset repairs (nvidia-smi --gpu-reset)"
+    return ""
 
 
 @contextmanager
@@ -211,6 +254,7 @@ def _describe(nvml: ModuleType, index: int, gpu: _Gpu) -> Device:
         processors=_processors(nvml, gpu, (major, minor)),
         node=_node(nvml, gpu),
         visible=gpu.uuid,
+        memory_physical=total,
     )
 
 

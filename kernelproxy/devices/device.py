@@ -36,6 +36,8 @@ class Device:
         devices.
     visible : str
         UUID of a GPU: its worker's ``CUDA_VISIBLE_DEVICES``. "" for a software device.
+    memory_physical : int
+        Bytes of a GPU, with those that sessions may not use; 0 for a software device.
     """
 
     id: str
@@ -48,6 +50,15 @@ class Device:
     processors: int = 0
     node: str = ""
     visible: str = ""
+    memory_physical: int = 0
+
+    def computes_like(self, other: Device) -> bool:
+        """Return True if the same log gives the same bytes on both, each time it is executed.
+
+        A GPU is not like itself: some of its kernels add in any order.
+        """
+        software = self.kind is other.kind is DeviceKind.SOFTWARE
+        return software and self.threads == other.threads
 
 
 def memory_size(text: str) -> int:

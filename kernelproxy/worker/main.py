@@ -10,36 +10,50 @@ import contextlib
 import ctypes
 import os
 import socket
+import sys
 import threading
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from kernelproxy.common.errors import ProtocolError, WorkerError
 from kernelproxy.common.ipc.framing import recv_message, send_message
 from kernelproxy.common.protocol import (
+    EXIT_DEVICE_LOST,
+    EXIT_NO_ROOM,
     Adopt,
+    CacheGivenBack,
+    DeviceLost,
     Done,
     End,
     Ended,
     Error,
     Frozen,
     Gate,
+    GiveBackCache,
     Hurry,
     Lease,
     Message,
+    NeedRoom,
     Observe,
     Observed,
     Open,
     Opened,
     Quiesced,
     Replay,
+    RoomMade,
     SnapshotTaken,
     TakeSnapshot,
     Trim,
+    Warm,
 )
 from kernelproxy.worker import process_title
 
-FROZEN = ctypes.CFUNCTYPE(None)
+CALLBACK = ctypes.CFUNCTYPE(None)
+#: `SING_WORKER_LOST` and `SING_WORKER_NO_ROOM`
+LOST, NO_ROOM = -2, -3
+#: For so long it waits for other workers to give back memory.
+ROOM_SECONDS = 20.0
 
 
 class Files(ctypes.Structure):
@@ -82,6 +96,22 @@ class WorkerStep(ctypes.Structure):
     ]
 
 
+class SkippedRecord(ctypes.Structure):
+    """`sing_worker_skip`."""
+
+    _fields_ = [
+        ("position", ctypes.c_uint64), ("why", ctypes.c_char_p), ("starved", ctypes.c_int)
+    ]  # fmt: skip
+
+
+class Loss(ctypes.Structure):
+    """`sing_worker_loss`."""
+
+    _fields_ = [
+        ("code", ctypes.c_int), ("position", ctypes.c_uint64), ("operation", ctypes.c_char_p)
+    ]  # fmt: skip
+
+
 def load(path: Path) -> ctypes.CDLL:
     """Load the worker library (`native/worker/loop/api.h`); torch must be imported already.
 
@@ -92,8 +122,10 @@ def load(path: Path) -> ctypes.CDLL:
     """
     library = ctypes.CDLL(str(path))
     c_int, u64 = ctypes.c_int, ctypes.c_uint64
+    library.sing_worker_warm.argtypes = [ctypes.c_char_p]
     library.sing_worker_open.argtypes = [
-        ctypes.POINTER(Files), ctypes.c_char_p, c_int, u64, ctypes.POINTER(u64), c_int, c_int, c_int
+        ctypes.POINTER(Files), ctypes.c_char_p, c_int, u64,
+        ctypes.POINTER(SkippedRecord), c_int, u64, c_int,
     ]  # fmt: skip
     library.sing_worker_gate.argtypes = [c_int]
     library.sing_worker_lease.argtypes = [u64, c_int]
@@ -101,9 +133,13 @@ def load(path: Path) -> ctypes.CDLL:
     library.sing_worker_observe.argtypes = [u64, ctypes.POINTER(WorkerStep)]
     library.sing_worker_end.restype = None
     library.sing_worker_hurry.restype = None
-    library.sing_worker_snapshot.argtypes = [c_int, FROZEN, ctypes.POINTER(WorkerSnapshot)]
+    library.sing_worker_snapshot.argtypes = [c_int, CALLBACK, ctypes.POINTER(WorkerSnapshot)]
+    library.sing_worker_on_no_room.argtypes = [CALLBACK]
+    library.sing_worker_on_no_room.restype = None
     library.sing_worker_adopt.argtypes = [c_int]
     library.sing_worker_replay.argtypes = [u64]
+    library.sing_worker_lost.argtypes = [ctypes.POINTER(Loss)]
+    library.sing_worker_lost.restype = None
     library.sing_worker_error.restype = ctypes.c_char_p
     return library
 
@@ -119,34 +155,45 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
         If the agent violates the protocol.
     """
     order, fds = recv_message(control)
+    if isinstance(order, Warm):
+        _warm(control, library, order)
+        try:
+            order, fds = recv_message(control)
+        except ConnectionError:  # no session has needed it
+            return
     if not isinstance(order, Open):
         raise ProtocolError("A worker's first order was not to open a session.")
-    with contextlib.suppress(OSError):  # the title is only informative
-        process_title.show(order.title)
-    skipped = [*order.starved, *(each for each in order.skip if each not in order.starved)]
-    skip = (ctypes.c_uint64 * len(skipped))(*skipped)
-    if order.visible:
-        # Otherwise libraries that choose a GPU themselves would take memory of the first one.
-        os.environ["CUDA_VISIBLE_DEVICES"] = order.visible
-    if order.careful:
-        # CUDA reads it at its initialisation, which happens in `sing_worker_open`.
-        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+    _show_title(order.title)
+    records = zip(order.skip, order.why, strict=True)
+    skip = (SkippedRecord * len(order.skip))(
+        *(SkippedRecord(at, why.encode(), at in order.starved) for at, why in records)
+    )
+    _show_device(order.visible)
+    room = RoomRequest(control)
+    ask_for_room = CALLBACK(room.ask)
+    library.sing_worker_on_no_room(ask_for_room)
     failed = library.sing_worker_open(
         Files.of(order, fds), order.device.encode(), order.threads, order.epoch,
-        skip, len(skipped), len(order.starved), int(order.prepare),
+        skip, len(skip), order.careful_until, int(order.prepare),
     )  # fmt: skip
     for fd in fds:
         os.close(fd)
     if failed:
-        send_message(control, Error(_error(library), "failed"))
+        why = _error(library)
+        send_message(control, Error(why, "no-room" if "out of memory" in why else "failed"))
         return
     library.sing_worker_lease(0, 0)
     if not order.prepare:
         library.sing_worker_gate(int(order.gate))
     send_message(control, Opened())
-    orders = threading.Thread(target=_take_orders, args=(control, library), daemon=True)
+    orders = threading.Thread(target=_take_orders, args=(control, library, room), daemon=True)
     orders.start()
     result = library.sing_worker_run()
+    if result == LOST:
+        _end_without_device(control, library)
+    if result == NO_ROOM:
+        print(f"worker: {_error(library)}", file=sys.stderr, flush=True)
+        os._exit(EXIT_NO_ROOM)
     if result == 1:
         # Concurrent with the control thread's replies: each frame is one write.
         with contextlib.suppress(OSError):
@@ -155,7 +202,48 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
         raise WorkerError(_error(library))  # not the log's fault: another worker may succeed
 
 
-def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
+class RoomRequest:
+    """Asks the agent to make other workers give back device memory.
+
+    Parameters
+    ----------
+    control : socket
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self.made = threading.Event()
+        self._control = control
+
+    def ask(self) -> None:
+        """Ask, and wait for the answer for a time."""
+        self.made.clear()
+        with contextlib.suppress(OSError):  # without the agent this process ends
+            send_message(self._control, NeedRoom())
+            self.made.wait(ROOM_SECONDS)
+
+
+def _show_title(title: str) -> None:
+    with contextlib.suppress(OSError):  # the title is only informative
+        process_title.show(title)
+
+
+def _warm(control: socket.socket, library: ctypes.CDLL, order: Warm) -> None:
+    """Make a context, and report it."""
+    _show_title(order.title)
+    _show_device(order.visible)
+    failed = library.sing_worker_warm(order.device.encode())
+    if failed == LOST:
+        _end_without_device(control, library)
+    send_message(control, Error(_error(library), "failed") if failed else Done())
+
+
+def _show_device(uuid: str) -> None:
+    """Hide all GPUs but one: libraries that choose one themselves would take memory of another."""
+    if uuid:
+        os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+
+
+def _take_orders(control: socket.socket, library: ctypes.CDLL, room: RoomRequest) -> None:
     """Carry out commands until the agent disconnects; then end this process."""
     try:
         while True:
@@ -166,14 +254,19 @@ def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
                 library.sing_worker_hurry()
             elif isinstance(order, Lease):
                 _set_lease(control, library, order)
+            elif isinstance(order, RoomMade):
+                room.made.set()
             elif isinstance(order, Observe):
                 send_message(control, _observe(library, order))
+            elif isinstance(order, GiveBackCache):
+                # As below: it waits for the work of the device.
+                threading.Thread(target=_give_back, args=(control, library), daemon=True).start()
             elif isinstance(order, TakeSnapshot):
                 # In another thread, so that this one continues to receive commands.
                 arguments = (control, library, order)
                 threading.Thread(target=_take_snapshot, args=arguments, daemon=True).start()
             else:
-                send_message(control, _obey(library, order, fds))
+                send_message(control, _obey(control, library, order, fds))
                 for fd in fds:
                     os.close(fd)
     except OSError:  # also the end of the connection
@@ -183,7 +276,7 @@ def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
         os._exit(70)
 
 
-def _obey(library: ctypes.CDLL, order: Message, fds: list[int]) -> Message:
+def _obey(control: socket.socket, library: ctypes.CDLL, order: Message, fds: list[int]) -> Message:
     """Carry out one command; return the reply."""
     if isinstance(order, Gate):
         failed = library.sing_worker_gate(int(order.open))
@@ -195,6 +288,8 @@ def _obey(library: ctypes.CDLL, order: Message, fds: list[int]) -> Message:
         failed = library.sing_worker_adopt(fds[0])
     else:
         raise ProtocolError(f"A worker was ordered to {type(order).__name__}.")
+    if failed == LOST:
+        _end_without_device(control, library)
     return Error(_error(library), "failed") if failed else Done()
 
 
@@ -207,8 +302,10 @@ def _take_snapshot(control: socket.socket, library: ctypes.CDLL, order: TakeSnap
         with contextlib.suppress(OSError):
             send_message(control, Frozen())
 
-    frozen = FROZEN(report_frozen) if order.tell else FROZEN()
+    frozen = CALLBACK(report_frozen) if order.tell else CALLBACK()
     fd = library.sing_worker_snapshot(manner, frozen, ctypes.byref(taken))
+    if fd == LOST:
+        _end_without_device(control, library)
     # Without the agent the snapshot is useless, and the control thread ends the process.
     with contextlib.suppress(OSError):
         if fd < 0:
@@ -234,9 +331,21 @@ def _report_parked(control: socket.socket, library: ctypes.CDLL, order: Lease) -
     """Report that execution has stopped; if it continues, a later lease was granted."""
     if order.within > 0:
         library.sing_worker_take_lease(order.token, int(order.within * 1e9))
-    library.sing_worker_await_parked()
+    if library.sing_worker_await_parked() == LOST:
+        _end_without_device(control, library)
     with contextlib.suppress(OSError):
         send_message(control, Quiesced(order.token))
+
+
+def _give_back(control: socket.socket, library: ctypes.CDLL) -> None:
+    """Give back the device memory that is kept for the next tensors, as far as possible."""
+    failed = library.sing_worker_give_back_cache()
+    if failed == LOST:
+        _end_without_device(control, library)
+    if failed:
+        print(f"the cache could not be given back: {_error(library)}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        send_message(control, CacheGivenBack())
 
 
 def _observe(library: ctypes.CDLL, order: Observe) -> Observed:
@@ -247,6 +356,22 @@ def _observe(library: ctypes.CDLL, order: Observe) -> Observed:
     return Observed(
         step.records, step.nadir, step.memory_min, step.memory_max, step.made, step.ns / 1e9
     )
+
+
+def _end_without_device(control: socket.socket, library: ctypes.CDLL) -> NoReturn:
+    """Report the loss that this thread's last call has returned, and end this process.
+
+    At once and without CUDA's destructors, whatever other threads do: only a new process can use
+    the device again.
+    """
+    loss = Loss()
+    library.sing_worker_lost(ctypes.byref(loss))
+    message, operation = _error(library), (loss.operation or b"").decode(errors="replace")
+    where = f" in {operation}" if operation else ""
+    print(f"worker: {message}{where}, at position {loss.position}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        send_message(control, DeviceLost(loss.code, message, operation))
+    os._exit(EXIT_DEVICE_LOST)
 
 
 def _error(library: ctypes.CDLL) -> str:

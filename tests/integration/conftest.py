@@ -68,6 +68,14 @@ class ToyHost:
         assert client.read() == client.state
         return self.rested(client)
 
+    def hold(self, client: ToyClient, until: Path) -> None:
+        """Append a record that executes until this file exists; return when it is being executed.
+
+        A session that is only "running" may end its turn before that record.
+        """
+        client.append(f"wait {until}")
+        wait_until(until.with_name(f"{until.name}.begun").exists)
+
     def rested(self, client: ToyClient) -> SessionView:
         """Wait until a session is idle: its worker stays busy for a moment after an answer."""
         return wait_until(lambda: self.when(client, "idle"))

@@ -17,6 +17,7 @@ from kernelproxy.common.protocol.views import (
     CheckpointView,
     DeviceView,
     DifferenceView,
+    ExactnessView,
     MigrationView,
     RestoreView,
     SessionView,
@@ -32,6 +33,7 @@ DEVICE: DeviceView = {
     "memory_total": 2 << 30,
     "memory_used": 3 << 20,
     "sessions": ["0123abcd"],
+    "failure": "",
 }
 SESSION: SessionView = {
     "id": "0123abcd",
@@ -67,9 +69,16 @@ SESSION: SessionView = {
     "loading": 0,
     "snapshot": None,
     "migration": None,
+    "exactness": None,
     "automatic": {"every": 0.0, "cells": 0, "keep": 3, "problem": ""},
     "last_checkpoint": None,
     "progress": None,
+}
+EXACTNESS: ExactnessView = {
+    "deterministic": False,
+    "approximate_since": None,
+    "recovered_since": None,
+    "diverged": 0,
 }
 MIGRATION: MigrationView = {
     "source": "cpu:0",
@@ -274,6 +283,8 @@ class FakeDaemon:
                 return self._change(session, pinned=pinned)
             case protocol.SetPriority(session=session, level="standard" | "basic" as level):
                 return self._change(session, priority=level)
+            case protocol.SetDeterministic(session=session, on=on):
+                return self._change(session, exactness=EXACTNESS | {"deterministic": on})
             case protocol.SetPriority(level="premium"):
                 return Error("Premium is for others.", "not-allowed")
             case protocol.SetPriority(level=level):

@@ -16,6 +16,7 @@ from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog as Checkpoint
 from kernelproxy.agent.checkpoint.history import KernelRuns
 from kernelproxy.agent.daemon_id import DaemonId
 from kernelproxy.agent.devices.device_allocator import DeviceAllocator
+from kernelproxy.agent.devices.device_health import DeviceHealth
 from kernelproxy.agent.lifecycle.kernel_replacement import KernelReplacement
 from kernelproxy.agent.lifecycle.session import HostServices, Session
 from kernelproxy.agent.process.image_dirs import ImageDirs
@@ -26,6 +27,7 @@ from kernelproxy.agent.session.preferences import RememberedPreferences
 from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.spill.host_memory import HostMemory
 from kernelproxy.agent.spill.spill_store import SpillStore
+from kernelproxy.agent.state.context_pool import ContextPool
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.status import activity_store
 from kernelproxy.agent.status.activity_recorder import ActivityRecorder
@@ -42,6 +44,7 @@ from kernelproxy.common.protocol import Done, OpenSession, OpenSessionReply
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.scheduler_api import Arbiter, UnrestrictedArbiter
 from kernelproxy.devices import Device
+from kernelproxy.devices.memory_meter import memory_meter
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +73,18 @@ class Agent:
         arbiter: Arbiter | None = None,
     ) -> None:
         self.allocators = {
-            each.id: DeviceAllocator(each, settings.step_of(each.memory_total)) for each in devices
+            each.id: DeviceAllocator(each, settings.step_of(each.memory_total), memory_meter(each))
+            for each in devices
         }
         for allocator in self.allocators.values():
             allocator.allocators = list(self.allocators.values())
+        self._contexts = {
+            each.device.id: ContextPool(each.device, each.measured, each.ledger)
+            for each in self.allocators.values()
+            if each.measured.present and settings.context_pool
+        }
+        for name, pool in self._contexts.items():
+            self.allocators[name].spare = pool
         self.elsewhere: Sequence[str] = ()  # see `StatusReply`
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
@@ -81,6 +92,7 @@ class Agent:
         self.arbiter = arbiter or UnrestrictedArbiter()
         self._actions = SchedulerActions(self.arbiter, self.sessions, self.allocators)
         self.arbiter.begin(self._actions, {each.id: each.memory_total for each in devices})
+        self._health = DeviceHealth(self.allocators, self._device_failed, self._device_healed)
         self.subscribers = Subscribers(self.sessions, self.allocators)
         self.recorder = ActivityRecorder(
             self.sessions, self.allocators, activity_store.ActivityStore(paths.runtime_dir())
@@ -96,17 +108,18 @@ class Agent:
         self.replacement = KernelReplacement(
             self.checkpoints, cold, self._images, own, settings, self._add
         )
-        self._host = HostMemory(settings.host_memory, settings.cold_after, cold, self._guests)
+        self._host = HostMemory(settings.host_budget, settings.cold_after, cold, self._guests)
         self.runs = KernelRuns(self.sessions.keys())
         self._remembered = RememberedPreferences(paths.runtime_dir() / "wanted.json")
         observer = StatusObserver(self.subscribers, self.recorder)
         self._services = HostServices(
             settings, self._host, self.checkpoints, self._images, self.runs, fdstore, self.arbiter,
-            observer,
+            observer, self._contexts,
         )  # fmt: skip
         self._tidying: asyncio.TimerHandle | None = None
         self._preparing: set[asyncio.Task[object]] = set()
         self._tidying_disk: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []  # the memory of GPUs
         self._began = False  # True once the activity record has begun
 
     # ---------------------------------------------------------------- sessions
@@ -186,6 +199,7 @@ class Agent:
             self.recorder.begin(kept=False)
         self.recorder.taken_over()
         self._forms.begin()
+        self._health.begin()
         sessions = list(self.sessions)
         directories = [each.hibernation.directory for each in self.sessions.values()]
         kept = [path for path in directories if path is not None]
@@ -195,6 +209,10 @@ class Agent:
             self.cold.tidy(sessions)
 
         self._tidying_disk = asyncio.create_task(asyncio.to_thread(tidy))
+        for allocator in self.allocators.values():
+            allocator.measured.on_change = self.subscribers.note_devices
+            if allocator.measured.present:
+                self._watching.append(asyncio.create_task(allocator.measured.watch()))
 
     def adopt(self, persisted: Sequence[PersistedSession]) -> None:
         """Recover the sessions of an agent that died; end those that cannot be recovered.
@@ -244,8 +262,21 @@ class Agent:
             return self.allocator(wanted)
         return min(
             self.allocators.values(),
-            key=lambda allocator: (len(allocator.tenants), -allocator.ledger.free),
+            key=lambda each: (bool(each.failure), len(each.tenants), -each.ledger.free),
         )
+
+    def _device_failed(self, allocator: DeviceAllocator) -> None:
+        self.arbiter.device_changed(allocator.device.id, failed=True)
+        self._actions.leave(allocator)
+        self._device_changed(allocator)
+
+    def _device_healed(self, allocator: DeviceAllocator) -> None:
+        self.arbiter.device_changed(allocator.device.id, failed=False)
+        self._device_changed(allocator)
+
+    def _device_changed(self, allocator: DeviceAllocator) -> None:
+        for session in self.sessions.values():
+            session.core.request_reconcile()
 
     def allocator(self, device: str) -> DeviceAllocator:
         """Find a device.
@@ -371,6 +402,8 @@ class Agent:
         closing = [session.close("The daemon stopped.") for session in self.sessions.values()]
         await asyncio.gather(*closing, return_exceptions=True)
         await self.replacement.close()
+        await self._health.close()
+        await asyncio.gather(*(pool.close() for pool in self._contexts.values()))
         await self._actions.close()
         await self.arbiter.close()
         await self._host.close()

@@ -44,6 +44,7 @@ from kernelproxy.common.protocol import (
     Resume,
     SessionReply,
     SetAutomatic,
+    SetDeterministic,
     SetPolicy,
     SetPriority,
     StatusReply,
@@ -94,6 +95,7 @@ class Answers:
             MigrateRequest: self._migrate,
             Pin: self._pin,
             SetPriority: self._set_priority,
+            SetDeterministic: self._set_deterministic,
             Checkpoint: self._checkpoint,
             Restore: self._restore,
             TakeOver: self._take_over,
@@ -182,6 +184,11 @@ class Answers:
     async def _set_priority(self, request: SetPriority, caller: Caller) -> SessionReply:
         session = self._agent.find(request.session, caller.uid)
         session.preferences.prefer(request.level)
+        return _described(session)
+
+    async def _set_deterministic(self, request: SetDeterministic, caller: Caller) -> SessionReply:
+        session = self._agent.find(request.session, caller.uid)
+        session.preferences.set_deterministic(request.on)
         return _described(session)
 
     # ---------------------------------------------------------------- checkpoints

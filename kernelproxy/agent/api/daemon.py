@@ -32,6 +32,7 @@ from kernelproxy.common.scheduler_api import Arbiter
 from kernelproxy.common.system_mode import Place, own_place, system_place
 from kernelproxy.devices import configured_devices
 from kernelproxy.devices.locks import claim
+from kernelproxy.kernel import gpu_access
 
 log = logging.getLogger(__name__)
 
@@ -300,6 +301,7 @@ def run(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
     for name in ("SING_SESSION", "SING_SOCKET"):
         os.environ.pop(name, None)
+    gpu_access.restore(os.environ)
     _raise_fd_limit()
     os.chdir("/")
     try:

@@ -90,6 +90,19 @@ class SchedulerActions:
             pinned = "It is pinned." if session.preferences.pinned else ""
             raise ControlError(pinned or session.observed.suspend_failure or "It is in use.")
 
+    def leave(self, allocator: DeviceAllocator) -> None:
+        """Take all sessions off a device that failed; they continue elsewhere, or wait.
+
+        The scheduler knows that it failed. A session that it has granted another device by then
+        migrates there, if its state can still be copied.
+        """
+        for session in self._sessions.values():
+            if session.core.allocator is allocator and not self._arbiter.keeps:
+                session.lease.give_up()
+                stays = functools.partial(log.warning, "Session %s stays: %s", session.id)
+                device = allocator.device.id
+                self._begin(self._evict(session, device, allocator.failure.rstrip(".")), stays)
+
     def migrate(self, session: str, source: str, target: str) -> None:
         """See `Actions`."""
         if found := self._sessions.get(session):

@@ -20,7 +20,7 @@ from kernelproxy.agent.checkpoint.parts import (
 )
 from kernelproxy.agent.process.image_packing import Blobs, PackedImages
 from kernelproxy.agent.spill.spill_store import TABLES
-from kernelproxy.agent.workers.worker import Snapshot
+from kernelproxy.agent.workers.snapshot import Snapshot
 from kernelproxy.common.errors import StoreError
 from kernelproxy.common.protocol.snapshot_tables import ArenaExtent, read_storages, read_tables
 from kernelproxy.storage.chunk_store import ChunkStore

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelproxy.agent.workers.worker import Snapshot
+from kernelproxy.agent.workers.snapshot import Snapshot
 from kernelproxy.common.errors import ControlError
 from kernelproxy.storage.manifest import Manifest
 

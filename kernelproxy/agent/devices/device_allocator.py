@@ -14,19 +14,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
+from kernelproxy.agent.devices.measured_memory import MeasuredMemory, MeasuredTenant
 from kernelproxy.agent.devices.memory_grants import GrantTable, Neighbour, plan_room
 from kernelproxy.agent.devices.usage_history import UsageHistory
+from kernelproxy.common.protocol import DeviceLost
 from kernelproxy.common.readable import device_name
 from kernelproxy.common.units import bytes_text
 from kernelproxy.devices import Device
+from kernelproxy.devices.memory_meter import MemoryMeter
 
 #: Interval in seconds at which the first session in the queue checks for memory. Clients ring when
 #: a cell ends, so this matters only where the log was not drained by then: there is no notification
 #: for that.
 POLL_SECONDS = 0.2
+#: Seconds for which the memory that the driver reported may be relied on while there is room.
+FRESH_SECONDS = 1.0
 
 
 class GrantAnswer(Enum):
@@ -39,7 +46,7 @@ class GrantAnswer(Enum):
     LATER = "later"
 
 
-class Tenant(Protocol):
+class Tenant(MeasuredTenant, Protocol):
     """A session as a device's allocator uses it."""
 
     id: str
@@ -89,6 +96,16 @@ class Tenant(Protocol):
         """Make it reconcile."""
 
 
+class SpareContext(Protocol):
+    """A context in advance, which ends when a session needs its memory: see `ContextPool`."""
+
+    async def give_way(self) -> bool:
+        """Free its memory; return True if it had any."""
+
+    def note_use(self) -> None:
+        """Note that a worker has ended on the device."""
+
+
 class DeviceAllocator:
     """The memory of one device and the queue for it.
 
@@ -97,12 +114,17 @@ class DeviceAllocator:
     device : Device
     step : int
         Granularity of grants in bytes.
+    meter : MemoryMeter, optional
+        What the driver reports of the device's memory; None for a software device.
     """
 
-    def __init__(self, device: Device, step: int) -> None:
+    def __init__(self, device: Device, step: int, meter: MemoryMeter | None = None) -> None:
         self.device = device
-        self.ledger = GrantTable(device.memory_total, step)
+        physical = device.memory_physical if meter is not None else 0
+        self.ledger = GrantTable(device.memory_total, step, physical)
         self.tenants: dict[str, Tenant] = {}
+        self.measured = MeasuredMemory(meter, self.ledger, self.tenants, self._tenants_elsewhere)
+        self.spare: SpareContext | None = None
         #: All devices, including this one.
         self.allocators: list[DeviceAllocator] = [self]
         self.queue: deque[Tenant] = deque()
@@ -110,6 +132,10 @@ class DeviceAllocator:
         self.lessees: dict[str, None] = {}
         self.lessees_since = time.monotonic()
         self.history = UsageHistory()
+        #: Why it is out of use, as a sentence; "" if it is not. See Note [Failed devices].
+        self.failure = ""
+        #: Called when a worker has lost it, with this, the party concerned and what it said.
+        self.on_loss: Callable[[DeviceAllocator, str, DeviceLost], object] = lambda *_: None
         self._lock = asyncio.Lock()
         self._busy = 0  # number of holders and waiters of the lock
         self._behind: list[Tenant] = []  # they reconcile when the lock is released
@@ -156,13 +182,28 @@ class DeviceAllocator:
         if queued and not first and self.ledger.of(tenant.id) < need:
             return GrantAnswer.DENIED
         tried: set[str] = set()
+        emptied: set[str] = set()  # whose caches were given back
+        measured = self.measured
+        await measured.refresh(FRESH_SECONDS)
+        measured.expect(tenant.id)
+        if self.ledger.short(tenant.id, need):
+            await measured.refresh(FRESH_SECONDS / 10)
         while short := self.ledger.short(tenant.id, need):
-            plan = plan_room(short, self._neighbours(tenant, tried))
+            if self.spare is not None and await self.spare.give_way():
+                await measured.refresh()
+                continue
+            plan = plan_room(short, self._neighbours(tenant, tried, emptied))
             if plan is None:
+                if await measured.reclaim_unknown(set(self.tenants) - {tenant.id} - emptied):
+                    emptied |= set(self.tenants)
+                    continue
                 return GrantAnswer.DENIED if queued else self._refuse(tenant)
             for name, grant in plan.cut.items():
-                if not self.tenants[name].cut_grant(grant):
+                cached = name not in emptied and measured.cached(name)
+                if not self.tenants[name].cut_grant(grant) and not cached:
                     tried.add(name)
+            await measured.reclaim(plan.cut.keys() - tried)
+            emptied |= plan.cut.keys()
             for name in plan.suspend:
                 tried.add(name)
                 neighbour = self.tenants.get(name)
@@ -171,6 +212,12 @@ class DeviceAllocator:
         most = max(need, tenant.memory_limit)
         self.ledger.hold(tenant.id, min(self.ledger.rounded(tenant.id, need), most))
         return GrantAnswer.GRANTED
+
+    async def empty_caches(self, tenant: Tenant) -> None:
+        """Make all other workers give back what they keep in reserve: a session finds no memory."""
+        if self.spare is not None:
+            await self.spare.give_way()
+        await self.measured.reclaim(self.tenants.keys() - {tenant.id})
 
     def used_elsewhere(self, tenant: Tenant) -> int:
         """Return the bytes of all devices that other sessions of the same user use."""
@@ -181,8 +228,14 @@ class DeviceAllocator:
         """Return which pinned sessions keep what a session needs, as a sentence; "" if none do."""
         pinned = [each for each in self.tenants.values() if each is not tenant and each.kept]
         kept = sum(each.kept for each in pinned)
-        if need <= self.ledger.total - kept:
+        most = self.ledger.most(tenant.id)
+        if need <= most - kept:
             return ""
+        if need > most and self.measured.present:
+            return (
+                f"Waiting for {bytes_text(need)} on {device_name(self.device.id)}: "
+                f"{self.measured.who_is_outside()}."
+            )
         # Of other users' sessions, their names are not shown.
         known = {e.name if e.owner == tenant.owner else "another user" for e in pinned}
         names = " and ".join(sorted(known))
@@ -212,14 +265,28 @@ class DeviceAllocator:
         for each in self._requesting.pop(tenant.id, []):
             each.request_reconcile()
 
-    def _neighbours(self, tenant: Tenant, tried: set[str]) -> list[Neighbour]:
+    def _neighbours(self, tenant: Tenant, tried: set[str], emptied: set[str]) -> list[Neighbour]:
         """List the sessions that could make room, without those tried before: so planning ends."""
         found = (
             each.as_neighbour()
             for name, each in self.tenants.items()
             if each is not tenant and name not in tried
         )
-        return [each for each in found if each is not None]
+        accounts = self.measured.accounts.workers
+        neighbours = []
+        for each in found:
+            if each is not None and (account := accounts.get(each.session)):
+                # What it kept although it was to give it back is free when its worker ends.
+                cached = 0 if each.session in emptied else account.cached
+                each = replace(each, cached=cached, context=account.charge - cached)
+            if each is not None:
+                neighbours.append(each)
+        return neighbours
+
+    def _tenants_elsewhere(self) -> list[Tenant]:
+        """List the sessions on other devices."""
+        others = (each for each in self.allocators if each is not self)
+        return [tenant for each in others for tenant in each.tenants.values()]
 
     def enter(self, session: str) -> None:
         """Note that a session may execute here from now on."""
@@ -236,6 +303,9 @@ class DeviceAllocator:
     def release(self, tenant: Tenant) -> None:
         """Take a session's grant back: its worker is gone."""
         self.ledger.release(tenant.id)
+        self.measured.accounts.forget(tenant.id)
+        if self.spare is not None:
+            self.spare.note_use()
         self.changed()
 
     def enqueue(self, tenant: Tenant) -> int:

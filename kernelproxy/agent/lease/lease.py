@@ -166,6 +166,11 @@ class DeviceLease:
             self._taking = asyncio.create_task(self._take(token, within))
         self.withdraw(token)
 
+    def give_up(self) -> None:
+        """End its lease, as its device failed; it continues to wait for one."""
+        if self._token is not None and self._taking is None:
+            self.preempt(self._token)
+
     async def start(self) -> None:
         """Let its worker, if there is one, use a new lease."""
         state, worker, token = self._state, self._state.worker, None

@@ -33,7 +33,7 @@ from kernelproxy.agent.process.process_manager import GONE, NOT_SHARED, ProcessM
 from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.spill.spill_store import TABLES, SpillStore
 from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.agent.workers.worker import Snapshot
+from kernelproxy.agent.workers.snapshot import Snapshot
 from kernelproxy.agent.workers.zygotes import Zygotes
 from kernelproxy.common.errors import ControlError, ProcessError, SingError
 from kernelproxy.common.protocol import (

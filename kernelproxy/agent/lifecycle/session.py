@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
@@ -47,6 +47,7 @@ from kernelproxy.agent.session.states import State
 from kernelproxy.agent.session.suspend_hold import SuspendHold
 from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.spill.host_memory import HostMemory
+from kernelproxy.agent.state.context_pool import ContextPool
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.state.snapshot_scheduler import SnapshotScheduler
 from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, FdStore, PersistedSession
@@ -97,6 +98,7 @@ class HostServices:
     fdstore : FdStore
     arbiter : Arbiter
     observer : SessionObserver
+    contexts : mapping of str to ContextPool
     """
 
     settings: AgentSettings
@@ -107,6 +109,7 @@ class HostServices:
     fdstore: FdStore
     arbiter: Arbiter
     observer: SessionObserver
+    contexts: Mapping[str, ContextPool]
 
 
 class Session:
@@ -142,11 +145,11 @@ class Session:
         self.core = core = SessionCore(identity, allocator, self)
         self.demand = demand = WorkerDemand(core, state)
         self.preferences = Preferences(core, state, arbiter)
-        timeouts = waits(request, services.settings, self.allowance)
-        self.idle = idle = IdleTimer(core, state, timeouts)
+        settings, contexts = services.settings, services.contexts
+        self.idle = idle = IdleTimer(core, state, waits(request, settings, self.allowance))
         self.kernel = kernel = KernelConnection(core, state, idle, zygotes, self)
         self.snapshots = snapshots = SnapshotScheduler(
-            state, services.settings.log_budget, host.has, core.request_reconcile
+            state, settings.log_budget, host.has, core.request_reconcile
         )
         self.lease = lease = DeviceLease(core, state, demand, idle, arbiter)
         self.waiting = waiting = WaitReasons(core, state, demand, lease, arbiter)
@@ -157,7 +160,7 @@ class Session:
             core, state, demand, lease, idle, spiller, observed, snapshots
         )
         self.denial = denial = Denial(core, state, demand, suspender, arbiter)
-        starter = WorkerStarter(core, state, idle, kernel, zygotes, host.cold, services.settings)
+        starter = WorkerStarter(core, state, idle, kernel, zygotes, host.cold, settings, contexts)
         self._restorer = restorer = Restorer(
             core, state, demand, lease, waiting, observed, starter, denial
         )

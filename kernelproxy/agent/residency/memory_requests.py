@@ -68,8 +68,11 @@ class MemoryRequests:
             if core.allocator.used_elsewhere(core.tenant) + memory_request.bytes > state.quota:
                 return False  # it waits, or the scheduler evicts other sessions of its user
             answer = await core.allocator.reserve(core.tenant, memory_request.bytes, queued=False)
-            if answer is not GrantAnswer.GRANTED:
-                return answer is GrantAnswer.LATER
+            alone = core.allocator.ledger.most(core.id)
+            if answer is GrantAnswer.LATER:
+                return True
+            if answer is GrantAnswer.DENIED and memory_request.bytes <= alone:
+                return False
         self.publish(core.allocator.ledger.of(core.id), memory_request)
         return True
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 
 from kernelproxy.agent.devices.co_tenants import known_as
+from kernelproxy.agent.devices.memory_accounts import WorkerMemory
 from kernelproxy.agent.devices.memory_grants import Neighbour
 from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.memory_requests import MemoryRequests
@@ -14,6 +16,9 @@ from kernelproxy.agent.session.core import Inhibitor, SessionCore
 from kernelproxy.agent.session.idle_timer import IdleTimer
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.errors import InternalError
+
+#: Seconds in which a worker must give back its cache; it waits for the work of its device.
+CACHE_SECONDS = 5.0
 
 
 class SessionTenant:
@@ -86,6 +91,23 @@ class SessionTenant:
         used = state.memory.client.memory_used if state.drained else granted
         stays = core.inhibited(Inhibitor.PIN) or (self._lease.held and not state.idle)
         return Neighbour(self.id, granted, used, None if stays else self._idle.active)
+
+    @property
+    def pids(self) -> Collection[int]:
+        """See `MeasuredTenant`."""
+        return self._state.pids
+
+    def worker_memory(self) -> WorkerMemory | None:
+        """See `MeasuredTenant`."""
+        state = self._state
+        if state.worker is None or state.worker.exited.is_set():
+            return None
+        return WorkerMemory(state.pids, state.resident_bytes, self._granted)
+
+    async def give_back_cache(self) -> bool:
+        """See `MeasuredTenant`."""
+        worker = self._state.worker
+        return worker is not None and await worker.give_back_cache(CACHE_SECONDS)
 
     @property
     def lock_taken(self) -> bool:

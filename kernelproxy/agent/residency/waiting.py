@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.session.core import Inhibitor, SessionCore
 from kernelproxy.agent.session.demand import WorkerDemand
@@ -47,17 +48,27 @@ class WaitReasons:
         found = self._arbiter.outlook(core.id)
         if found is None:
             return None
-        kept = self.blocked_by_pins()
+        kept = self.device_failure() or self.blocked_by_pins()
         seconds = None if kept else found.seconds
         return SessionOutlook(found.position, seconds, kept or self.why(found.reason))
+
+    def _allocators(self) -> list[DeviceAllocator]:
+        """List the devices that it may use."""
+        core = self._core
+        bound = core.request.device is not None or core.inhibited(Inhibitor.PIN)
+        return [core.allocator] if bound else core.allocator.allocators
+
+    def device_failure(self) -> str:
+        """Return why no device that it may use can be used; "" if there is one."""
+        failures = [each.failure for each in self._allocators()]
+        return " ".join(failures) if all(failures) else ""
 
     def blocked_by_pins(self) -> str:
         """Return who keeps memory that it needs even with a lease; "" if nothing keeps it out."""
         core = self._core
         if self._state.worker is not None:
             return ""
-        bound = core.request.device is not None or core.inhibited(Inhibitor.PIN)
-        allocators = [core.allocator] if bound else core.allocator.allocators
+        allocators = self._allocators()
         kept = {
             allocator: allocator.kept_from(core.tenant, self.need()) for allocator in allocators
         }
@@ -69,7 +80,7 @@ class WaitReasons:
 
     def why_queued(self) -> str:
         """Return why it is queued for a lease."""
-        return self.blocked_by_pins() or self.why(self._lease.reason)
+        return self.device_failure() or self.blocked_by_pins() or self.why(self._lease.reason)
 
     def blocked(self) -> bool:
         """Return True if it is known by now to wait for what others have, or for a retry."""
@@ -78,5 +89,6 @@ class WaitReasons:
             self._demand.obstacle
             or self._lease.reason
             or core.allocator.place(core.tenant)
+            or self.device_failure()
             or self.blocked_by_pins()
         )

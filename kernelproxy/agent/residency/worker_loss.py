@@ -79,14 +79,25 @@ class WorkerLoss:
         if worker is not None and worker.hung:
             demand.why_died = f"{worker.hung}. Stopped it and rebuilding its state."
             log.warning("Session %s: %s", core.id, demand.why_died)
+        approximate = state.inexact_since(state.position) is not None
         verdict, corrupt = await state.reap_worker()
         log.warning("Session %s: its worker died: %s", core.id, verdict.value)
+        lost, deaths = worker.lost if worker is not None else None, state.deaths
+        if lost is not None:
+            skipped = verdict is Verdict.SKIP
+            careful = deaths.careful_until > state.position
+            demand.why_died = reasons.device_lost(lost.message, skipped=skipped, careful=careful)
+            log.warning("Session %s: %s", core.id, demand.why_died)
+            allocator, party = core.allocator, f"user {core.owner}" if core.shared else core.id
+            allocator.on_loss(allocator, party, lost)
         demand.lost()
         self._lease.lost(demand.why_died)
-        what = demand.why_died or reasons.REBUILT
-        deaths = state.deaths
+        what = demand.why_died or (reasons.NO_ROOM if state.without_room else reasons.REBUILT)
         if verdict is Verdict.SKIP and deaths.skip[-1] in deaths.starved:
             what = "Out of host memory: one operation was skipped. Everything else is rebuilt."
+            log.warning("Session %s: %s", core.id, what)
+        if approximate:
+            what = f"{what} {reasons.APPROXIMATE}"
             log.warning("Session %s: %s", core.id, what)
         core.happened("lost", what)
         if corrupt is not None:
@@ -96,4 +107,7 @@ class WorkerLoss:
         elif verdict is Verdict.FAIL:
             core.fail("The GPU process died several times, and replaying does not help.")
         elif seconds := state.deaths.pause:
-            self._restorer.postpone("The GPU process was ended several times.", seconds)
+            again = f"Again and again: {lost.message}." if lost is not None else ""
+            if state.without_room:
+                again = reasons.NO_ROOM
+            self._restorer.postpone(again or "The GPU process was ended several times.", seconds)

@@ -35,7 +35,7 @@ class WorkerDemand:
         self.hold: SuspendHold | None = None
         #: True if its worker died, and the next one is not there yet.
         self.died = False
-        #: If the agent ended the worker: the reason, a sentence.
+        #: Why its worker died, if that is known: a sentence.
         self.why_died = ""
         #: Failed attempts since it last had a worker.
         self.vain = 0

@@ -1,4 +1,4 @@
-"""A user's preferences for a session: whether it is pinned, and its tier.
+"""A user's preferences for a session: whether it is pinned, its tier, and exact recovery.
 
 Note [Pinning]: the memory of a pinned session stays on its device. It is not suspended for
 idleness, no other session can evict it, only its owner can migrate it, and it does not hibernate.
@@ -40,6 +40,8 @@ class Preferences:
         self.pinned = False
         #: The tier it asks for; None: no preference.
         self.tier: str | None = None
+        #: True if its workers use deterministic algorithms, so that recovery is exact.
+        self.deterministic = bool(state.memory.agent.deterministic)
         self._core, self._state, self._arbiter = core, state, arbiter
         core.inhibitors[Inhibitor.PIN] = lambda: self.pinned
 
@@ -63,6 +65,15 @@ class Preferences:
         """
         self._core.check_usable()
         self._change(pinned, self.tier)
+
+    def set_deterministic(self, on: bool) -> None:
+        """Switch deterministic algorithms, from the next operators on; raises as `pin`."""
+        self._core.check_usable()
+        self._set_deterministic(on)
+
+    def _set_deterministic(self, on: bool) -> None:
+        self.deterministic = on
+        self._state.memory.agent.deterministic = int(on)
 
     def prefer(self, level: str) -> None:
         """Ask for a tier; raises as `pin`."""
@@ -91,19 +102,24 @@ class Preferences:
     @property
     def anything(self) -> bool:
         """True if there is any preference."""
-        return self.pinned or self.tier is not None
+        return self.pinned or self.tier is not None or self.deterministic
 
     def record(self) -> dict[str, Any]:
         """Return what `recover` needs, as JSON."""
-        return {"pinned": self.pinned, "tier": self.tier}
+        return {
+            "pinned": self.pinned,
+            "tier": self.tier,
+            "deterministic": self.deterministic,
+        }
 
     def recover(self, record: dict[str, Any]) -> None:
         """Recover from the record of an agent that died."""
         self._take(record["pinned"], record["tier"])
+        self._set_deterministic(record.get("deterministic", self.deterministic))
 
     def continue_from(self, before: Preferences) -> None:
         """Take over the preferences of a kernel that another process replaces."""
-        self._take(before.pinned, before.tier)
+        self.recover(before.record())
 
     def _take(self, pinned: bool, tier: str | None) -> None:
         """Re-apply earlier preferences, dropping those the policy no longer allows."""
@@ -147,7 +163,11 @@ class RememberedPreferences:
         try:
             found = parse_json(self._path.read_bytes())
             return {
-                str(key): {"pinned": bool(each["pinned"]), "tier": each["tier"]}
+                str(key): {
+                    "pinned": bool(each["pinned"]),
+                    "tier": each["tier"],
+                    "deterministic": bool(each.get("deterministic")),
+                }
                 for key, each in found.items()
                 if each["tier"] is None or each["tier"] in TIERS
             }

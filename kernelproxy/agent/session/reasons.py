@@ -18,6 +18,30 @@ PINNED = "Idle. Pinned: stays on its GPU."
 RESTORED = "Resuming on its GPU."
 STARTS = "Starting on its GPU."
 REBUILT = "The GPU process ended unexpectedly. Rebuilding its state; nothing is lost."
+NO_ROOM = "There is too little memory now to rebuild its state."
+APPROXIMATE = (
+    "Some of its GPU operations give slightly other values each time, so values that the notebook "
+    "has read may differ slightly from its state."
+)
+
+
+def device_lost(words: str, *, skipped: bool, careful: bool) -> str:
+    """Return what follows when a device rejected the work of a session's worker, in `words`.
+
+    Parameters
+    ----------
+    words : str
+    skipped : bool
+        Whether the operation at fault was found.
+    careful : bool
+        Whether the next worker looks for it.
+    """
+    if skipped:
+        return f"{words}: one operation was skipped. Everything else is rebuilt."
+    if careful:
+        return f"{words}. Rebuilding its state one operation after the other, to find the cause."
+    return f"{words}. Rebuilding its state; nothing is lost."
+
 
 _SUBORDINATE = Path("/etc/subuid")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
 from typing import Protocol
 
+from kernelproxy.agent.control_groups import memory_left
 from kernelproxy.agent.spill.spill_policy import SuspendedState, choose_cold, seconds_to_next
 from kernelproxy.agent.spill.spill_store import SpillStore
 from kernelproxy.common.errors import ControlError, SingError, StoreError
@@ -20,6 +23,19 @@ log = logging.getLogger(__name__)
 #: Seconds after which a state that could not be spilled is tried again.
 RETRY_SECONDS = 60.0
 POLL_SECONDS_MIN = 1.0
+#: Bytes of the machine's memory that are left to other programs.
+MARGIN_BYTES = 256 << 20
+_MEMINFO = Path("/proc/meminfo")
+
+
+def available() -> int:
+    """Return the bytes that the machine, or its container, can still give without swapping."""
+    left = memory_left()
+    found = sys.maxsize if left is None else left
+    for line in _MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            found = min(found, int(line.split()[1]) << 10)
+    return found
 
 
 class HostMemoryUser(Protocol):
@@ -54,8 +70,9 @@ class HostMemory:
 
     Parameters
     ----------
-    budget : int
-        Bytes.
+    budget : callable
+        Returns the bytes that sessions may use; they follow the memory of a machine, or container,
+        that grows.
     cold_after : float
         Seconds without use after which a suspended state is spilled; 0 or less: never because of
         time.
@@ -67,7 +84,7 @@ class HostMemory:
 
     def __init__(
         self,
-        budget: int,
+        budget: Callable[[], int],
         cold_after: float,
         cold: SpillStore,
         guests: Callable[[], Iterable[HostMemoryUser]],
@@ -83,7 +100,7 @@ class HostMemory:
 
     def has(self, count: int) -> bool:
         """Return True if so many more bytes may be used."""
-        return self._taken() + count <= self._budget
+        return self._taken() + count <= self._budget()
 
     def _taken(self) -> int:
         admitted = self._admitted
@@ -102,17 +119,35 @@ class HostMemory:
         """
         self._admitted[guest.id] = guest.host_bytes + count
         try:
-            excess = self._taken() - self._budget
+            excess = self._taken() - self._budget()
             if count > 0 and excess > 0 and (full := await self._disk_lacks(guest, excess)):
                 raise ControlError(
-                    f"Host memory for suspended sessions is full ({bytes_text(self._budget)}), and "
-                    f"{full} Close notebooks, delete checkpoints, or raise "
+                    f"Host memory for suspended sessions is full ({bytes_text(self._budget())}), "
+                    f"and {full} Close notebooks, delete checkpoints, or raise "
                     f"{HOST_MEMORY.variable} or {DISK_QUOTA.variable}.",
+                    "quota",
+                )
+            if count > 0 and not await self._machine_has(count):
+                raise ControlError(
+                    f"This machine has too little free memory to hold the state "
+                    f"({bytes_text(count)}) off the device. Close notebooks or other programs.",
                     "quota",
                 )
             yield
         finally:
             del self._admitted[guest.id]
+
+    async def _machine_has(self, count: int) -> bool:
+        """Return True if the machine has so many bytes free; spill other states for that."""
+        short = count + MARGIN_BYTES - available()
+        if short <= 0:
+            return True
+        if self.cold.usable:
+            guests = {each.id: each for each in self._guests()}
+            parked = [p for each in guests.values() if (p := each.as_suspended())]
+            for name in choose_cold(parked, short, time.monotonic(), 0.0):
+                await self._chill(guests[name])
+        return count + MARGIN_BYTES <= available()
 
     async def _disk_lacks(self, guest: HostMemoryUser, count: int) -> str:
         """Return why the disk cannot take so many bytes; "" if it can."""
@@ -143,7 +178,7 @@ class HostMemory:
             self._undecided = {each.id for each in guests.values() if each.lock_taken}
             found = [p for each in guests.values() if (p := each.as_suspended())]
             parked = [each for each in found if self._refused.get(each.session, 0.0) <= now]
-            excess = sum(each.host_bytes for each in guests.values()) - self._budget
+            excess = sum(each.host_bytes for each in guests.values()) - self._budget()
             for name in choose_cold(parked, excess, now, self._cold_after):
                 await self._chill(guests[name])
             left = [seconds_to_next(parked, time.monotonic(), self._cold_after)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from kernelproxy.agent.daemon_id import DaemonId
-from kernelproxy.agent.workers.worker import Snapshot
+from kernelproxy.agent.workers.snapshot import Snapshot
 from kernelproxy.common.errors import StoreError
 from kernelproxy.common.protocol.snapshot_tables import read_tables
 from kernelproxy.common.shared_memory import PAGE_BYTES, SEALS, Page, Word

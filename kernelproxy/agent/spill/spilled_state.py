@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from kernelproxy.agent.spill.spill_store import Fetch, Job, SpillStore
-from kernelproxy.agent.workers.worker import Snapshot
+from kernelproxy.agent.workers.snapshot import Snapshot
 from kernelproxy.common.errors import StoreError
 from kernelproxy.storage.manifest import Label, Manifest
 

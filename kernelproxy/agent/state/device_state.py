@@ -19,24 +19,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.spill.spill_store import Job, SpillStore
 from kernelproxy.agent.spill.spilled_state import SpilledState
+from kernelproxy.agent.state.context_pool import WorkerSource
 from kernelproxy.agent.state.shared_pages import MemoryRequest, SharedPages
 from kernelproxy.agent.supervisor.fdstore import PersistedSession
 from kernelproxy.agent.workers.crash_policy import CrashPolicy, Verdict
+from kernelproxy.agent.workers.snapshot import Snapshot
 from kernelproxy.agent.workers.watchdog import Watchdog
-from kernelproxy.agent.workers.worker import Snapshot, Worker
-from kernelproxy.agent.workers.zygotes import Zygote
+from kernelproxy.agent.workers.worker import Worker
 from kernelproxy.common.errors import InternalError, StoreError, WorkerError
 from kernelproxy.common.ipc.fd_validation import check_snapshot
-from kernelproxy.common.protocol import Open
+from kernelproxy.common.protocol import EXIT_DEVICE_LOST, EXIT_NO_ROOM, DeviceLost, Open
 from kernelproxy.common.shared_memory import (
     LAYOUT_VERSION,
     PAGE_BYTES,
@@ -81,11 +83,15 @@ class DeviceState(SharedPages):
         self.persist: Callable[[], object] = lambda: None
         #: Returns its user and name, for the titles of its workers.
         self.whose: Callable[[], str] = str
+        #: Makes the other sessions on a device give back the memory that they keep there.
+        self.make_room: Callable[[Device], Awaitable[None]] | None = None
         #: Returns True if a caller or another session waits for what this session has.
         self.others_wait: Callable[[], bool] = lambda: False
         self._watchdog = Watchdog(settings.still_seconds, settings.busy_seconds)
         self._watchdog.endless = lambda: self.unrecoverable or self.disk.arrivals_fd is not None
         self._cooling = False
+        #: True if its last worker ended because its device had no memory to rebuild the state.
+        self.without_room = False
         #: The newest token, and whether its worker may execute with it; see Note [Leases].
         self.lease = (0, False)
         self._spawned: list[Worker] = []
@@ -97,6 +103,8 @@ class DeviceState(SharedPages):
         #: Cost of the newest snapshot for the session, in seconds of execution.
         self.save_cost = 0.0
         self.memory.agent.log_budget = settings.log_budget
+        if memory is None:
+            self.memory.agent.deterministic = int(settings.deterministic)
 
     # ---------------------------------------------------------------- outliving the agent
 
@@ -112,6 +120,8 @@ class DeviceState(SharedPages):
             "snapshot": [snapshot.position, snapshot.bytes] if snapshot else None,
             "skip": self.deaths.skip,
             "starved": self.deaths.starved,
+            "why": self.deaths.reasons(),
+            "careful_until": self.deaths.careful_until,
             "replay_grant": self.replay_grant,
             "epoch": self._epoch,
             "forgone": self.unrecoverable,
@@ -141,8 +151,8 @@ class DeviceState(SharedPages):
             memory.close()
             raise InternalError("what it did last is in no snapshot")
         state = cls(persisted.session, device, settings, memory)
-        state.deaths.skip = list(record["skip"])
-        state.deaths.starved = list(record.get("starved", []))
+        starved, why = record.get("starved", []), record.get("why", [])
+        state.deaths.recover(record["skip"], starved, why, record.get("careful_until", 0))
         state.replay_grant, state._epoch, state.disk.alone = grant, epoch, record["cold"]
         snapshot = persisted.take("snapshot")
         if snapshot is not None:
@@ -184,7 +194,7 @@ class DeviceState(SharedPages):
         InternalError
             If its log was not empty.
         """
-        memory, device = self.memory, self.device
+        memory, device, deterministic = self.memory, self.device, self.memory.agent.deterministic
         for page, content in zip((memory.client, memory.worker, memory.agent), pages, strict=True):
             page.memory[:PAGE_BYTES] = content
         position = snapshot.position if snapshot is not None else 0
@@ -195,10 +205,12 @@ class DeviceState(SharedPages):
         self._epoch = epoch
         self.settle_on(device)
         agent.retained, agent.log_budget = position, self._settings.log_budget
+        agent.deterministic = deterministic
         agent.memory_granted = self.replay_grant = client.memory_used
         agent.grant_sequence = client.want_sequence
         # These are times of another clock: of another boot, or perhaps of another host.
         client.cell_changed_ns, memory.worker.active_ns = time.monotonic_ns(), 0
+        self.forget_exactness()
         self.announce(Presence.ABSENT)
 
     # ---------------------------------------------------------------- where its state is
@@ -242,7 +254,12 @@ class DeviceState(SharedPages):
 
     # ---------------------------------------------------------------- the worker
 
-    async def start_worker(self, zygote: Zygote, on_change: Callable[[], object]) -> None:
+    @property
+    def pids(self) -> frozenset[int]:
+        """Process ids of its worker, and of others that are being prepared, or end."""
+        return frozenset(each.pid for each in self._spawned if each.pidfd is not None)
+
+    async def start_worker(self, zygote: WorkerSource, on_change: Callable[[], object]) -> None:
         """Fork a worker and let it execute the log from the newest snapshot on.
 
         Raises
@@ -259,7 +276,7 @@ class DeviceState(SharedPages):
 
     async def open_worker(
         self,
-        zygote: Zygote,
+        zygote: WorkerSource,
         on_change: Callable[[], object],
         device: Device,
         *,
@@ -269,7 +286,7 @@ class DeviceState(SharedPages):
 
         Parameters
         ----------
-        zygote : Zygote
+        zygote : WorkerSource
         on_change : callable
             See `Zygote.spawn`.
         device : Device
@@ -283,6 +300,8 @@ class DeviceState(SharedPages):
         """
         worker = await zygote.spawn(on_change)
         worker.watchdog = self._watchdog
+        if self.make_room is not None:
+            worker.make_room = functools.partial(self.make_room, device)
         self._epoch += 1
         self._spawned.append(worker)
         self.persist()  # if this agent dies, the next one must know of this worker
@@ -294,11 +313,12 @@ class DeviceState(SharedPages):
             epoch=self._epoch,
             skip=list(self.deaths.skip),
             starved=list(self.deaths.starved),
+            why=self.deaths.reasons(),
             snapshot=self.snapshot is not None,
             gate=not prepare,
             readiness=self.disk.arrivals_fd is not None,
             prepare=prepare,
-            careful=self.deaths.careful,
+            careful_until=self.deaths.careful_until,
             title=f"sing: {self.whose()} {device.id}",
         )
         fds = self.memory.worker_fds()
@@ -515,6 +535,8 @@ class DeviceState(SharedPages):
                 raise
             if unless_busy or self.unrecoverable:
                 return False
+            if worker.lost is not None:  # the next one is then careful at once
+                await self._judge(worker)
         await worker.end(seconds)
         self.drop_worker()
         return True
@@ -526,18 +548,26 @@ class DeviceState(SharedPages):
             raise InternalError("no worker died")
         corrupt = await worker.last_words()
         self.drop_worker()
-        self.deaths.pause = 0.0
+        self.deaths.pause, self.without_room = 0.0, False
         if corrupt is not None:
             return Verdict.FAIL, corrupt
         if worker.overdue:
             return Verdict.RETRY, None
         if self.unrecoverable:
             return Verdict.FAIL, None
-        status = await worker.status()
+        return await self._judge(worker), None
+
+    async def _judge(self, worker: Worker) -> Verdict:
+        """Note the death of a worker by its own doing, or by a signal."""
+        status, lost = await worker.status(), worker.lost
+        self.without_room = status == EXIT_NO_ROOM
+        if status == EXIT_DEVICE_LOST and lost is None:
+            lost = DeviceLost(0, "The device rejected all further work.", "")
         starved = status == -signal.SIGKILL and worker.starvation.happened()
         consumed, head = self.memory.worker.consumed, self.memory.client.head
-        verdict = self.deaths.note(consumed, head, status, starved=starved)
-        return verdict, None
+        return self.deaths.note(
+            consumed, head, status, starved=starved, lost=lost, without_room=self.without_room
+        )
 
     def drop_worker(self) -> None:
         """Release the worker, which is dead or is killed by this."""

@@ -2,8 +2,9 @@
 
 Note [Migration]: first a snapshot is taken during execution, and a worker on the target loads it;
 this is repeated if much was written meanwhile. Then the gate is closed, and the target receives
-what it lacks in the cheaper way: by copying what was written since the snapshot, or by replaying
-the log since. At last the old worker ends, and the new one takes the session over.
+what it lacks: by copying what was written since the snapshot, or, between devices that compute
+exactly the same, by replaying the log since, if that is cheaper. At last the old worker ends, and
+the new one takes the session over.
 
 Until the old worker's end, any failure leaves the session where it was: the new worker has changed
 nothing. From then on the new one is the session's worker, whose death is handled like any other.
@@ -97,7 +98,10 @@ async def migrate(
         stopped = time.monotonic()
         async with state.gate_closed():
             check()
-            if not state.saved and state.copy_seconds(state.dirty_bytes) < state.tail_seconds:
+            if not state.saved and (
+                not state.device.computes_like(target)
+                or state.copy_seconds(state.dirty_bytes) < state.tail_seconds
+            ):
                 await state.save(stop=True)
                 await state.pass_on(there)
             moved, executed = state.resident_bytes, state.memory.worker.consumed

@@ -109,6 +109,28 @@ class SharedPages:
         wanted = max(client.answer_wanted, client.progress_wanted)
         return wanted > self.memory.worker.consumed or over_budget
 
+    def inexact_since(self, position: int) -> float | None:
+        """Return since when a recovery would be approximate, which starts at `position`.
+
+        A time of the monotonic clock; None if it would be exact. See Note [Exactness] in
+        `native/worker/state/exactness.h`.
+        """
+        page = self.memory.worker
+        found = page.inexact_ns if position >= page.frozen else page.older_inexact_ns
+        return found / 1e9 if found else None
+
+    @property
+    def recovered_since(self) -> float | None:
+        """Since when its state is approximate, after a recovery; None if it is exact."""
+        found = self.memory.worker.recovered_ns
+        return found / 1e9 if found else None
+
+    def forget_exactness(self) -> None:
+        """Forget these times: they are of another clock. There is no worker."""
+        page = self.memory.worker
+        page.answered_ns = page.inexact_ns = page.recovered_ns = 0
+        page.older_answered_ns = page.older_inexact_ns = 0
+
     @property
     def active_ns(self) -> int:
         """CLOCK_MONOTONIC, in ns, of the last sign of use."""

@@ -11,12 +11,15 @@ from typing import Any, cast
 
 from kernelproxy.agent.devices.co_tenants import shared
 from kernelproxy.agent.devices.device_allocator import DeviceAllocator
+from kernelproxy.agent.devices.measured_memory import MeasuredMemory
 from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.session.states import State
-from kernelproxy.agent.workers.worker import Snapshot
+from kernelproxy.agent.workers.snapshot import Snapshot
 from kernelproxy.common.protocol.views import (
     DeviceView,
+    ExactnessView,
     MigrationView,
+    OutsideView,
     ProgressView,
     SessionView,
     SharedView,
@@ -71,6 +74,7 @@ def describe_session(session: Session, *, asking: bool = False) -> SessionView:
         "loading": memory.worker.loading_bytes if worker else 0,
         "snapshot": _snapshot(state.snapshot),
         "migration": _migration(session),
+        "exactness": _exactness(session),
         "automatic": session.automatic.describe(),
         "last_checkpoint": session.history.describe(),
         "progress": session.requests.underway.describe() or _prepared(session),
@@ -149,6 +153,9 @@ def _reason(session: Session, reason: str) -> str:
         return reason
     if session.device_state.unrecoverable:
         reason = f"{reason} Not protected now: {session.snapshots.obstacle}"
+    since = session.device_state.recovered_since
+    if since is not None:
+        reason = f"{reason} Recovered approximately since {timestamp(since)}."
     if session.hibernation.problem:
         reason = f"{reason} Cannot hibernate: {session.hibernation.problem}"
     if session.allowance.shortfall:
@@ -160,6 +167,18 @@ def _migration(session: Session) -> MigrationView | None:
     """Return the last migration of a session, or None."""
     last = session.migrator.last
     return cast("MigrationView", asdict(last)) if last else None
+
+
+def _exactness(session: Session) -> ExactnessView:
+    """Return what is, or would be, approximate in a session."""
+    state = session.device_state
+    approximate, recovered = state.inexact_since(state.position), state.recovered_since
+    return {
+        "deterministic": session.preferences.deterministic,
+        "approximate_since": timestamp(approximate) if approximate is not None else None,
+        "recovered_since": timestamp(recovered) if recovered is not None else None,
+        "diverged": state.memory.worker.diverged,
+    }
 
 
 def _snapshot(snapshot: Snapshot | None) -> SnapshotView | None:
@@ -179,13 +198,31 @@ def _snapshot(snapshot: Snapshot | None) -> SnapshotView | None:
 def describe_device(allocator: DeviceAllocator, sessions: Sequence[SessionView]) -> DeviceView:
     """Return a device's entry in the reply to `Status`, given all sessions of the reply."""
     here = [each for each in sessions if each["device"] == allocator.device.id]
-    return {
+    view: DeviceView = {
         "id": allocator.device.id,
         "kind": allocator.device.kind.name.lower(),
         "name": allocator.device.name,
         "memory_total": allocator.device.memory_total,
         "memory_used": sum(each["memory"] for each in here),
         "sessions": [each["id"] for each in here],
+        "failure": allocator.failure,
+    }
+    if allocator.measured.present:
+        view["outside"] = _outside(allocator.measured)
+    return view
+
+
+def _outside(measured: MeasuredMemory) -> OutsideView:
+    """Return the memory of a GPU that is in no storage; see Note [Charges]."""
+    accounts = measured.accounts
+    return {
+        "memory": accounts.outside,
+        "contexts": sum(each.beside for each in accounts.workers.values()),
+        "complete": accounts.complete and measured.answers,
+        "processes": [
+            {"pid": each.pid, "user": each.user, "command": each.command, "memory": each.memory}
+            for each in measured.outside
+        ],
     }
 
 

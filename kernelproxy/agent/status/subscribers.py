@@ -98,6 +98,11 @@ class Subscribers:
             self._noted.add(session.id)
             self._schedule(NOTIFY_SECONDS)
 
+    def note_devices(self) -> None:
+        """Note that something about a device has changed."""
+        for each in self._watchers:
+            each.notify_of_devices()
+
     def _schedule(self, seconds: float) -> None:
         due = time.monotonic() + seconds
         if due < self._due:
@@ -240,6 +245,10 @@ class _Subscriber:
         if self._only is None or self._only.id == session:
             self._names[session] = None
             self._something.set()
+
+    def notify_of_devices(self) -> None:
+        """Note that a device has changed."""
+        self._something.set()
 
     async def wait(self) -> None:
         """Wait until something is pending."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_GROUPS = Path("/sys/fs/cgroup")
+from kernelproxy.agent.control_groups import MOUNT, own_groups
+
 _MACHINE = Path("/proc/vmstat")
 
 
@@ -23,8 +24,8 @@ class OomKills:
         Mount point of the control groups; file with the counts of the machine.
     """
 
-    def __init__(self, pid: int, groups: Path = _GROUPS, machine: Path = _MACHINE) -> None:
-        self._files = [*_of_groups(_groups_of(pid), groups), machine]
+    def __init__(self, pid: int, groups: Path = MOUNT, machine: Path = _MACHINE) -> None:
+        self._files = [*(each.kills_path for each in own_groups(pid, groups)), machine]
         self._path, self._before = next(
             ((path, count) for path in self._files if (count := _count(path)) is not None),
             (machine, 0),
@@ -33,29 +34,6 @@ class OomKills:
     def happened(self) -> bool:
         """Return True if there was one."""
         return (_count(self._path) or 0) > self._before
-
-
-def _groups_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cgroup").read_text()
-    except OSError:  # it has ended, or its groups may not be read
-        return ""
-
-
-def _of_groups(text: str, groups: Path) -> list[Path]:
-    """Return the files with the counts of a process's group, by what /proc says of its groups."""
-    found = []
-    for line in text.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        path = path.lstrip("/")
-        if number == "0" and not controllers:  # version 2
-            found += [groups / path / "memory.events", groups / "unified" / path / "memory.events"]
-        elif "memory" in controllers.split(","):
-            found.append(groups / "memory" / path / "memory.oom_control")
-            # In a container its own group is mounted as the root of all.
-            found.append(groups / "memory" / "memory.oom_control")
-    return found
 
 
 def _count(path: Path) -> int | None:

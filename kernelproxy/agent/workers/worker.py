@@ -7,35 +7,48 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kernelproxy.agent.workers.oom_kills import OomKills
+from kernelproxy.agent.workers.snapshot import Snapshot
 from kernelproxy.agent.workers.watchdog import CHECKS, StoppedTime, Watchdog, WatchedWait, activity
-from kernelproxy.common.errors import InternalError, ProtocolError, WorkerDiedError, WorkerError
+from kernelproxy.common.errors import (
+    DeviceFullError,
+    InternalError,
+    ProtocolError,
+    WorkerDiedError,
+    WorkerError,
+)
 from kernelproxy.common.ipc.channel import Channel, close_fds
 from kernelproxy.common.ipc.fd_validation import fix_snapshot
 from kernelproxy.common.protocol import (
     Adopt,
+    CacheGivenBack,
+    DeviceLost,
     Done,
     End,
     Ended,
     Error,
     Frozen,
     Gate,
+    GiveBackCache,
     Hurry,
     Lease,
     Message,
+    NeedRoom,
     Observe,
     Observed,
     Open,
     Opened,
     Quiesced,
     Replay,
+    RoomMade,
     SnapshotTaken,
     TakeSnapshot,
     Trim,
+    Warm,
 )
 
 REAP_SECONDS = 5.0
@@ -43,41 +56,6 @@ REAP_SECONDS = 5.0
 MESSAGE_MAX = 2000
 
 Reply = TypeVar("Reply", bound=Message)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """All device state at one position of the log.
-
-    Parameters
-    ----------
-    fd : int
-        Memfd with its tables (see `kernelproxy.common.protocol.snapshot_tables`); owned until
-        `close`. The bytes of storages are in the session's arena.
-    position : int
-    bytes : int
-        Size of the state.
-    copied : int
-        Those of them that had changed since the previous snapshot.
-    stalled_ns : int
-        Nanoseconds for which taking it kept the log from being executed.
-    seconds : float
-        How long taking it took.
-    taken : float
-        When it was complete, in seconds of the monotonic clock.
-    """
-
-    fd: int
-    position: int
-    bytes: int
-    copied: int = 0
-    stalled_ns: int = 0
-    seconds: float = 0.0
-    taken: float = field(default_factory=time.monotonic)
-
-    def close(self) -> None:
-        """Free its tables."""
-        os.close(self.fd)
 
 
 class Worker:
@@ -106,6 +84,10 @@ class Worker:
         self._ended = ended
         self.exited = asyncio.Event()
         self.corrupt: str | None = None
+        #: What its device said when it rejected all further work.
+        self.lost: DeviceLost | None = None
+        #: Makes others give back device memory, for which it waits.
+        self.make_room: Callable[[], Awaitable[None]] | None = None
         #: It can receive no more commands and was sent SIGKILL; `exited` follows.
         self.broken = False
         #: It was broken because a command took too long, which is no sign of a bad record.
@@ -121,8 +103,10 @@ class Worker:
         self._frozen: Callable[[], object] | None = None
         self._hurrying: asyncio.Task[None] | None = None
         self._guarding: asyncio.Task[None] | None = None
+        self._room: asyncio.Task[None] | None = None
         self._parking: tuple[int, asyncio.Future[None]] | None = None
         self._observing: asyncio.Future[Observed] | None = None
+        self._emptying: asyncio.Future[None] | None = None
         # Its replies; None after its end. Queued, so that a cancelled command leaks nothing.
         self._replies: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -143,6 +127,14 @@ class Worker:
             If it refuses, or dies, or takes longer than `seconds` (then it is killed).
         """
         await self._order(order, Opened, seconds, fds)
+
+    async def warm(self, device: str, visible: str, title: str, seconds: float) -> None:
+        """Make it create a context on a GPU, before it has a session; raises as `open`."""
+        await self._order(Warm(device, visible, title), Done, seconds)
+
+    def assign(self, on_change: Callable[[], object]) -> None:
+        """Replace the callback: it is for a session from now on."""
+        self._on_change = on_change
 
     async def gate(self, is_open: bool, seconds: float) -> None:
         """Open or close its gate; raises as `open`."""
@@ -185,6 +177,32 @@ class Worker:
             await self._channel.send(Observe(int(since * 1e9)))
             await self._await_report(self._observing)
         return self._observing.result() if self._observing.done() else None
+
+    async def give_back_cache(self, seconds: float) -> bool:
+        """Make it give back the device memory that it keeps for its next tensors, at any time.
+
+        Returns
+        -------
+        bool
+            True if it did so within `seconds`.
+        """
+        if self._emptying is None or self._emptying.done():
+            self._emptying = asyncio.get_running_loop().create_future()
+            try:
+                await self._channel.send(GiveBackCache())
+            except OSError:  # it is gone
+                return False
+        emptying = self._emptying
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._await_report(emptying)
+        return emptying.done()
+
+    async def _make_room(self) -> None:
+        if self.make_room is not None:
+            await self.make_room()
+        with contextlib.suppress(OSError):  # it is gone
+            await self._channel.send(RoomMade())
 
     async def _await_report(self, report: asyncio.Future[Any]) -> None:
         """Wait until a message from it has resolved `report`, or it is gone."""
@@ -343,6 +361,8 @@ class Worker:
         self._reader.cancel()
         if self._guarding is not None:
             self._guarding.cancel()
+        if self._room is not None:
+            self._room.cancel()
         self._channel.close()
         while not self._replies.empty():
             reply = self._replies.get_nowait()
@@ -386,6 +406,8 @@ class Worker:
             return message, received
         close_fds(received)
         if isinstance(message, Error):
+            if message.reason == "no-room":
+                raise DeviceFullError(message.message[:MESSAGE_MAX])
             raise WorkerError(message.message[:MESSAGE_MAX])
         self._break()
         raise WorkerError(f"The worker answered {order.wire_kind} with something else.")
@@ -415,6 +437,17 @@ class Worker:
         if isinstance(message, Observed) and not fds:
             if self._observing is not None and not self._observing.done():
                 self._observing.set_result(message)
+            return
+        if isinstance(message, DeviceLost) and not fds:
+            self.lost = self.lost or replace(message, message=message.message[:MESSAGE_MAX])
+            self._on_change()
+            return
+        if isinstance(message, NeedRoom) and not fds:
+            self._room = asyncio.create_task(self._make_room())
+            return
+        if isinstance(message, CacheGivenBack) and not fds:
+            if self._emptying is not None and not self._emptying.done():
+                self._emptying.set_result(None)
             return
         if self._ordered and self._replies.empty() and not isinstance(message, Ended):
             self._replies.put_nowait((message, fds))

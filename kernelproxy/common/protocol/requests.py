@@ -212,6 +212,14 @@ class SetPriority(Message, kind="SetPriority"):
 
 
 @dataclass(frozen=True)
+class SetDeterministic(Message, kind="SetDeterministic"):
+    """Switch deterministic algorithms of a session; answered by `SessionReply`."""
+
+    session: str
+    on: bool
+
+
+@dataclass(frozen=True)
 class Checkpoint(Message, kind="Checkpoint"):
     """Save a notebook; answered by `CheckpointReply` when it is safe on disk.
 

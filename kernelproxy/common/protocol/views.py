@@ -35,6 +35,15 @@ class MigrationView(TypedDict):
     bytes: int
 
 
+class ExactnessView(TypedDict):
+    """Since when a session's values are, or after a recovery would be, approximate."""
+
+    deterministic: bool
+    approximate_since: str | None
+    recovered_since: str | None
+    diverged: int
+
+
 class AutomaticView(TypedDict):
     """Intervals of automatic checkpoints, and why there is none."""
 
@@ -98,14 +107,33 @@ class SessionView(TypedDict):
     loading: int
     snapshot: SnapshotView | None
     migration: MigrationView | None
+    exactness: NotRequired[ExactnessView | None]
     automatic: AutomaticView
     last_checkpoint: LastCheckpointView | None
     progress: ProgressView | None
     reason: str
 
 
+class OutsideProcessView(TypedDict):
+    """A process that uses a device and is no worker of this daemon."""
+
+    pid: int
+    user: str
+    command: str
+    memory: int | None
+
+
+class OutsideView(TypedDict):
+    """Memory of a GPU that no session uses; `complete`: the driver tells who uses the GPU."""
+
+    memory: int
+    contexts: int
+    complete: bool
+    processes: list[OutsideProcessView]
+
+
 class DeviceView(TypedDict):
-    """One device, with the ids of the sessions on it."""
+    """One device, with the ids of the sessions on it; `failure`: why it is out of use, or empty."""
 
     id: str
     kind: str
@@ -113,6 +141,8 @@ class DeviceView(TypedDict):
     memory_total: int
     memory_used: int
     sessions: list[str]
+    failure: str
+    outside: NotRequired[OutsideView]
 
 
 class OmissionView(TypedDict):

@@ -10,6 +10,19 @@ from dataclasses import dataclass, field
 
 from kernelproxy.common.protocol.base import LARGE_BYTES_MAX, Message
 
+#: Exit status of a worker whose device rejects all further work of its process; see `DeviceLost`.
+EXIT_DEVICE_LOST = 75
+#: That of a worker which finds no memory on its device to execute the log again.
+EXIT_NO_ROOM = 76
+#: CUDA's errors after which a process can use its device no more and that only a kernel can cause:
+#: an illegal address, an assertion, the stack, an illegal instruction, a misaligned address, the
+#: address space, the program counter, what the driver names no better, and tensor memory that was
+#: not freed.
+PROGRAM_FAULTS = frozenset({700, 710, 714, 715, 716, 717, 718, 719, 721})
+#: Those for which no kernel is to blame: a GPU that is unavailable or removed, memory that cannot
+#: be corrected, NVLink, and what was contained by the hardware.
+HARDWARE_FAULTS = frozenset({46, 214, 220, 226})
+
 
 @dataclass(frozen=True)
 class ZygoteReady(Message, kind="ZygoteReady"):
@@ -61,8 +74,23 @@ class WorkerExited(Message, kind="WorkerExited"):
 
 
 @dataclass(frozen=True)
+class Warm(Message, kind="Warm"):
+    """Make a context on a GPU; answered by `Done` or `Error`. May precede `Open`.
+
+    Parameters
+    ----------
+    device, visible, title : str
+        As in `Open`.
+    """
+
+    device: str
+    visible: str
+    title: str = ""
+
+
+@dataclass(frozen=True)
 class Open(Message, kind="Open"):
-    """First command to a worker; answered by `Opened` or `Error`.
+    """First command to a worker, or after `Warm`; answered by `Opened` or `Error`.
 
     Comes with the descriptors of log, client page, worker page, agent page and arena. If
     `snapshot`, the tables of the snapshot to start from follow. If `readiness`, the file follows
@@ -80,6 +108,8 @@ class Open(Message, kind="Open"):
     skip, starved : list of int
         Positions of records that killed earlier workers; and those of them where the cause was a
         lack of memory on the machine.
+    why : list of str
+        Text of the error that the notebook gets for each record in `skip`.
     snapshot, readiness : bool
         Which descriptors follow.
     gate : bool
@@ -87,9 +117,9 @@ class Open(Message, kind="Open"):
     prepare : bool
         Load all of the snapshot while another worker executes the session; answered when that is
         done. `Adopt` may follow, and `Gate` makes this the session's worker.
-    careful : bool
-        Whether an earlier worker of the session ended by itself. On a GPU this worker then waits
-        for each kernel, so that a device assertion is reported at its own record.
+    careful_until : int
+        Position of the log below which the worker of a GPU waits for each record's kernels: an
+        earlier worker ended there, and now a device assertion is noticed at its own record.
     title : str
         Process title, as shown by `ps`: the user, the notebook and the device.
     visible : str
@@ -105,9 +135,10 @@ class Open(Message, kind="Open"):
     gate: bool
     readiness: bool = False
     prepare: bool = False
-    careful: bool = False
+    careful_until: int = 0
     title: str = ""
     starved: list[int] = field(default_factory=list)
+    why: list[str] = field(default_factory=list)
     visible: str = ""
     frame_bytes_max = LARGE_BYTES_MAX
 
@@ -170,6 +201,32 @@ class Observed(Message, kind="Observed"):
     memory_max: int = 0
     made: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class GiveBackCache(Message, kind="GiveBackCache"):
+    """Give the device memory back that is kept for the next tensors; answered by `CacheGivenBack`.
+
+    May come at any time. A worker obeys while it executes, and also while its gate is closed or it
+    has no lease.
+    """
+
+
+@dataclass(frozen=True)
+class CacheGivenBack(Message, kind="CacheGivenBack"):
+    """The worker has given back the memory that it kept, as far as it could."""
+
+
+@dataclass(frozen=True)
+class NeedRoom(Message, kind="NeedRoom"):
+    """Notification from a worker: its device has no memory for an operator, although it was
+    granted. It waits for `RoomMade`.
+    """
+
+
+@dataclass(frozen=True)
+class RoomMade(Message, kind="RoomMade"):
+    """The other workers have given back what they kept, as far as they could. Has no reply."""
 
 
 @dataclass(frozen=True)
@@ -252,3 +309,23 @@ class Ended(Message, kind="Ended"):
     """Notification from a worker: it found a corrupt log and ends."""
 
     message: str
+
+
+@dataclass(frozen=True)
+class DeviceLost(Message, kind="DeviceLost"):
+    """Notification from a worker: its device rejects all further work of its process, which ends
+    with the status `EXIT_DEVICE_LOST`.
+
+    Parameters
+    ----------
+    code : int
+        Number of the error, as CUDA's driver and runtime have it; 0: unknown.
+    message : str
+        The device's words, one line: ``CUDA error: device-side assert triggered``.
+    operation : str
+        What was being executed; often not what is to blame. Empty: nothing.
+    """
+
+    code: int
+    message: str
+    operation: str

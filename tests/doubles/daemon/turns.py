@@ -120,6 +120,9 @@ class Turns:
     def refused(self, session: str, token: int, why: str) -> None:
         raise AssertionError(why)
 
+    def device_changed(self, device: str, *, failed: bool) -> None:
+        pass
+
     def stayed(self, session: str, device: str, why: str) -> None:
         raise AssertionError(why)
 

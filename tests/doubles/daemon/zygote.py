@@ -6,6 +6,11 @@ exists), ``hang``, ``hang-until PATH`` and ``spin-until PATH`` (asleep, and usin
 ``corrupt``. A read is answered with the state. A worker that begins a call with a PATH creates
 PATH.begun. While the file that ``TOY_SLOW`` names exists, no worker becomes ready.
 
+``fault CODE`` makes its device reject all further work, as a kernel on a GPU does: the worker
+notices that when it reads, has nothing to execute, takes a snapshot or gives its lease back, and at
+once if it is careful there. With ``hidden-fault CODE`` it does not notice that when it is idle, and
+``fault-once CODE PATH`` is a fault if that file does not exist, which it then makes.
+
 If ``TOY_ALONE`` names a file, a worker that executes at the same time as another one reports a
 corrupt log.
 
@@ -28,7 +33,10 @@ from pathlib import Path
 
 from kernelproxy.common.ipc.framing import recv_message, send_message
 from kernelproxy.common.protocol import (
+    EXIT_DEVICE_LOST,
+    EXIT_NO_ROOM,
     Adopt,
+    DeviceLost,
     Done,
     End,
     Ended,
@@ -36,12 +44,14 @@ from kernelproxy.common.protocol import (
     Frozen,
     Gate,
     Lease,
+    NeedRoom,
     Observe,
     Observed,
     Open,
     Opened,
     Quiesced,
     Replay,
+    RoomMade,
     SnapshotTaken,
     TakeSnapshot,
     Trim,
@@ -80,12 +90,15 @@ class ToyWorker:
         self.agent = AgentPage(fds[3], writable=False)
         self.arena, self.epoch = fds[4], order.epoch
         self.state, self.at = 0, 0
+        self.careful_until = order.careful_until
+        self.fault, self.hidden = 0, False  # code of the error of its device
         self.extent = snapshot_tables.ArenaExtent(0, 0, 0, 0)  # of the newest snapshot
         self.versions = order.epoch << 40
         self.readiness = -1  # page with readiness flags, until the state was read from the arena
         if order.snapshot:
             self.load(fds[5], fds[6] if order.readiness else -1)
         self.ending = False
+        self.room_made = threading.Event()
         self.between = threading.Lock()  # held while a record is executed
         self.gate = threading.Event()
         self.claimed = False
@@ -133,6 +146,7 @@ class ToyWorker:
             self.token, self.leased = order.token, order.given
         if not order.given:
             with self.between:
+                self.ask_device()
                 send_message(self.control, Quiesced(order.token))
 
     def allowed(self) -> bool:
@@ -144,6 +158,8 @@ class ToyWorker:
         while not self.ending:
             head = self.client.head
             if head == self.at or not self.allowed():
+                if not self.hidden:
+                    self.ask_device()
                 futex.wait(self.client, ClientPage.head, head, 0.02)
                 continue
             with self.between:
@@ -196,12 +212,33 @@ class ToyWorker:
             elif verb == "wait":
                 while not Path(argument).exists() and not self.ending:
                     time.sleep(0.01)
+            elif verb == "ask-for-room":  # as a worker whose device has none for an operator
+                send_message(self.control, NeedRoom())
+                if self.room_made.wait(20):
+                    Path(argument).touch()
+            elif verb == "room-until" and Path(argument).exists():  # there is none any more
+                os._exit(EXIT_NO_ROOM)
             elif verb == "corrupt":
                 return f"position {self.at}: a bad record"
+            elif verb in ("fault", "hidden-fault"):
+                self.fault, self.hidden = int(argument), verb == "hidden-fault"
+            elif verb == "fault-once":
+                code, _, path = argument.partition(" ")
+                self.fault = 0 if Path(path).exists() else int(code)
+                Path(path).touch()
+        if request or self.at < self.careful_until:
+            self.ask_device()
         if request and self.client.answer_wanted == end:
             self.answer(end, struct.pack("<Q", self.state))
         self.at = end
         return None
+
+    def ask_device(self) -> None:
+        """End this process if its device rejects all further work."""
+        if self.fault:
+            lost = DeviceLost(self.fault, f"CUDA error: {self.fault}", "toy::fault")
+            send_message(self.control, lost)
+            os._exit(EXIT_DEVICE_LOST)
 
     def answer(self, position: int, data: bytes) -> None:
         page = self.page
@@ -228,6 +265,8 @@ class ToyWorker:
                     self.send_snapshot(order.tell)
                 elif isinstance(order, Lease):
                     self.take_lease(order)
+                elif isinstance(order, RoomMade):
+                    self.room_made.set()
                 elif isinstance(order, Observe):
                     send_message(self.control, Observed(0))
                 elif isinstance(order, Replay):
@@ -244,6 +283,7 @@ class ToyWorker:
 
     def send_snapshot(self, tell: bool) -> None:
         with self.between:
+            self.ask_device()
             if tell:
                 send_message(self.control, Frozen())
             if self.readiness >= 0:
@@ -271,8 +311,11 @@ def main(control: socket.socket) -> None:
     """Run a toy worker."""
     order, fds = recv_message(control)
     assert isinstance(order, Open)
-    if Path(os.environ.get("TOY_REFUSE", "/nonexistent")).exists():
-        send_message(control, Error("the toy refuses", "failed"))
+    refusing = Path(os.environ.get("TOY_REFUSE", "/nonexistent"))
+    if refusing.exists():
+        full = refusing.read_text() == "full"
+        why = "CUDA out of memory. Tried to allocate 2 GiB." if full else "the toy refuses"
+        send_message(control, Error(why, "no-room" if full else "failed"))
         return
     while Path(os.environ.get("TOY_SLOW", "/nonexistent")).exists():
         time.sleep(0.5)

@@ -408,6 +408,26 @@ def test_a_session_whose_worker_does_not_start_is_checkpointed_meanwhile(
         assert client.read() == client.state
 
 
+def test_a_session_whose_device_is_full_at_its_start_waits_and_loses_nothing(
+    toy_host: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuses = tmp_path / "refuses"
+    monkeypatch.setenv("TOY_REFUSE", str(refuses))
+    host = toy_host()
+    client = host.client()
+    host.work(client)
+    from_outside(Suspend(client.session))
+    refuses.write_text("full")
+    with client.cell():
+        client.add(2)
+        waits = wait_until(lambda: host.when(client, "queued"))
+        assert "could not be started: CUDA out of memory. Tried to" in waits["reason"]
+        assert "Nothing is lost. Next" in waits["reason"]
+    refuses.unlink()
+    with client.cell():
+        assert client.read() == client.state
+
+
 def test_a_session_tries_again_by_itself(
     toy_host: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,8 +118,7 @@ def test_a_policy_names_the_affected_users_and_disturbs_no_cell(
     with ada.cell():
         for number in range(50):
             ada.add(number)
-        ada.append(f"wait {go_on}")
-        wait_until(lambda: host.when(ada, "running"))
+        host.hold(ada, go_on)
         before = host.session(ada)
         assert (before["owner"], before["served_as"]) == ("ada", "standard")
         expected = [
@@ -312,8 +311,7 @@ def test_a_user_at_the_device_quota_waits_although_a_device_is_free(
     first, second = host.client(user="ada"), host.client(user="ada")
     other = host.client(user="bob")
     go_on = tmp_path / "go-on"
-    first.append(f"wait {go_on}")
-    wait_until(lambda: host.when(first, "running"))
+    host.hold(first, go_on)
     second.add(1)
     found = queued(host, second)
     assert "ada has 1 of 1 device: waits until it is given back" in found["reason"]
@@ -346,8 +344,7 @@ def test_a_raised_quota_lets_waiting_sessions_continue(toy_host: StartHost, tmp_
     host = toy_host("cpu:1GiB@1,cpu:1GiB@1", **ENGINE)
     apply(host, "defaults: {quotas: {devices: 1}}")
     first, second = host.client(user="ada"), host.client(user="ada")
-    first.append(f"wait {tmp_path / 'go-on'}")
-    wait_until(lambda: host.when(first, "running"))
+    host.hold(first, tmp_path / "go-on")
     second.add(1)
     queued(host, second)
     apply(host, "defaults: {quotas: {devices: 2}}")
@@ -446,8 +443,7 @@ def test_the_user_owed_most_is_first_after_a_controller_restart(
     host = toy_host(**ENGINE)
     rich, third, poor = (host.client(each, user=each) for each in ("rich", "third", "poor"))
     with rich.cell(), third.cell(), poor.cell():
-        rich.append(f"wait {tmp_path / 'rich'}")
-        wait_until(lambda: host.when(rich, "running"))
+        host.hold(rich, tmp_path / "rich")
         third.append(f"wait {tmp_path / 'third'}")
         queued(host, third)
         poor.add(1)

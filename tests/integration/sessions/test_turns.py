@@ -97,10 +97,9 @@ def test_a_turn_ends_in_the_middle_of_a_cell(
     with first.cell():
         for _ in range(100):
             first.add(1)
-        first.append(f"wait {go_on}")  # an operator that takes a while
+        host.hold(first, go_on)
         for _ in range(100):
             first.add(2)
-        wait_until(lambda: host.when(first, "running"))
         with second.cell():
             second.add(3)
             found = wait_until(lambda: host.when(second, "queued"))
@@ -205,8 +204,7 @@ def test_a_session_that_ends_leaves_its_turn(
 ) -> None:
     host = toy_host(**LONG[arbiter])
     first, second = host.client("first"), host.client("second")
-    first.append(f"wait {tmp_path / 'never'}")
-    wait_until(lambda: host.when(first, "running"))
+    host.hold(first, tmp_path / "never")
     second.add(1)
     wait_until(lambda: host.when(second, "queued"))
     host.call(CloseSession(first.session))
@@ -217,8 +215,7 @@ def test_a_waiting_session_may_end_too(toy_host: StartHost, arbiter: str, tmp_pa
     host = toy_host(**SHORT[arbiter])
     first, second, third = (host.client(name) for name in ("first", "second", "third"))
     go_on = tmp_path / "go-on"
-    first.append(f"wait {go_on}")
-    wait_until(lambda: host.when(first, "running"))
+    host.hold(first, go_on)
     second.add(1)
     third.add(1)
     wait_until(lambda: host.when(second, "queued") and host.when(third, "queued"))
@@ -236,8 +233,7 @@ def test_a_resume_that_waits_is_withdrawn_with_its_command(
     host.call(Suspend(second.session, "Wanted for a demonstration"))
     was = host.session(second)
     go_on = tmp_path / "go-on"
-    first.append(f"wait {go_on}")
-    wait_until(lambda: host.when(first, "running"))
+    host.hold(first, go_on)
     command = [sys.executable, "-m", "jupyter_sing.cli", "resume", second.session]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -263,8 +259,7 @@ def test_a_resume_of_a_magic_is_withdrawn_when_it_is_interrupted(
     host.work(second, 0)
     host.call(Suspend(second.session, ""))
     go_on = tmp_path / "go-on"
-    first.append(f"wait {go_on}")
-    wait_until(lambda: host.when(first, "running"))
+    host.hold(first, go_on)
     with agent_client.connect(start=False) as connection:  # from this process, which is its kernel
         sock = connection.detach()
     send_message(sock, Resume(second.session))

@@ -13,7 +13,15 @@ from jupyter_sing.server.extension import SingExtension
 from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.common import options
 from kernelproxy.common.errors import ControlError
-from kernelproxy.common.options import OPTIONS, Kind, Option, Reader, options_of
+from kernelproxy.common.options import (
+    DETERMINISTIC,
+    DIRECT_GPU,
+    OPTIONS,
+    Kind,
+    Option,
+    Reader,
+    options_of,
+)
 from kernelproxy.provisioning.provisioner import SingProvisioner
 from tools import settings_page
 
@@ -101,11 +109,14 @@ def test_settings_of_the_daemon_are_options_of_the_table() -> None:
     assert AgentSettings.from_environment({}) == AgentSettings()
 
 
-def test_switches_are_on_unless_switched_off() -> None:
+def test_switches_are_on_unless_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     switches = [each for each in OPTIONS if each.kind is Kind.SWITCH]
     assert switches
     for option in switches:
-        assert option.read({}) is True
+        # Except for what is seldom wanted.
+        assert option.read({}) is (option not in (DIRECT_GPU, DETERMINISTIC))
+        monkeypatch.setenv(option.variable, "")
+        assert option.is_on() is option.default
         assert option.read({option.variable: "1"}) is True
         assert not any(option.read({option.variable: text}) for text in ("0", "No", " off "))
 

@@ -9,8 +9,8 @@ import pytest
 from kernelproxy.agent.session import preferences
 from kernelproxy.agent.session.preferences import RememberedPreferences
 
-PINNED = {"pinned": True, "tier": None}
-BASIC = {"pinned": False, "tier": "basic"}
+PINNED = {"pinned": True, "tier": None, "deterministic": False}
+BASIC = {"pinned": False, "tier": "basic", "deterministic": True}
 
 
 def test_another_daemon_remembers_it_once(tmp_path: Path) -> None:

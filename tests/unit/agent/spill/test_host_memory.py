@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from kernelproxy.agent import settings
 from kernelproxy.agent.daemon_id import DaemonId
+from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.spill import host_memory
 from kernelproxy.agent.spill.host_memory import HostMemory
 from kernelproxy.agent.spill.spill_policy import SuspendedState
 from kernelproxy.agent.spill.spill_store import SpillStore
-from kernelproxy.common.errors import StoreError
+from kernelproxy.common.errors import ControlError, StoreError
+from kernelproxy.common.units import MIB
 
 
 class SpillableSession:
@@ -47,7 +51,7 @@ def run(tmp_path: Path) -> Callable[[Play], SpillableSession]:
 
         async def body() -> None:
             cold = SpillStore(tmp_path / "states", 1 << 30, DaemonId(tmp_path))
-            host = HostMemory(1, 0.0, cold, lambda: [guest])
+            host = HostMemory(lambda: 1, 0.0, cold, lambda: [guest])
             await play(host, guest)
             await host.close()
 
@@ -106,6 +110,52 @@ def test_a_session_that_could_not_be_spilled_is_skipped_for_a_while(
         await settle()
 
     assert run(play).asked == 1
+
+
+def test_the_budget_follows_the_memory_of_a_machine_that_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "_physical_memory", lambda: 200)
+    found = AgentSettings()
+    cold = SpillStore(tmp_path / "states", 0, DaemonId(tmp_path))
+    host = HostMemory(found.host_budget, 0.0, cold, list)
+    assert (host.has(100), host.has(101)) == (True, False)
+    monkeypatch.setattr(settings, "_physical_memory", lambda: 400)
+    assert (host.has(200), host.has(201)) == (True, False)
+    assert AgentSettings(host_memory=7).host_budget() == 7  # as the user wants
+
+
+def test_the_machine_is_asked_before_a_state_is_saved(
+    run: Callable[[Play], SpillableSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [100]
+    monkeypatch.setattr(host_memory, "MARGIN_BYTES", 10)
+    monkeypatch.setattr(host_memory, "available", lambda: free[0])
+
+    async def play(host: HostMemory, guest: SpillableSession) -> None:
+        async with host.admitted(guest, 90):
+            assert guest.asked == 0
+        guest.answers = [False]
+        with pytest.raises(ControlError, match="too little free memory"):
+            async with host.admitted(guest, 91):
+                pass
+        assert guest.asked == 1  # others are spilled before anything is refused
+        guest.answers = [True]
+        spill = guest.spill
+
+        async def spilled() -> bool:
+            free[0] = 200
+            return await spill()
+
+        monkeypatch.setattr(guest, "spill", spilled)
+        async with host.admitted(guest, 91):
+            pass
+
+    assert run(play).asked == 2
+
+
+def test_the_system_says_how_much_memory_is_left() -> None:
+    assert MIB < host_memory.available() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_a_refused_spill_is_retried_without_any_change(

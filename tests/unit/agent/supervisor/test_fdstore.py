@@ -147,7 +147,14 @@ def test_a_snapshot_that_was_deposited_is_published() -> None:
     fds = duplicates(memory)
     memory.close()
     fds.append(("snapshot", os.memfd_create("toy-snapshot")))
-    state = state_record(snapshot=[200, 1], skip=[250], replay_grant=5, epoch=3)
+    state = state_record(
+        snapshot=[200, 1],
+        skip=[250],
+        why=["CUDA error: device-side assert triggered"],
+        careful_until=260,
+        replay_grant=5,
+        epoch=3,
+    )
     (device, *_) = configured_devices()
 
     async def go_on() -> None:

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from kernelproxy.agent.workers.crash_policy import (
     AT_ONCE_MAX,
     KILLS_MAX,
@@ -16,6 +18,7 @@ from kernelproxy.agent.workers.crash_policy import (
     pause,
 )
 from kernelproxy.agent.workers.oom_kills import OomKills
+from kernelproxy.common.protocol import EXIT_DEVICE_LOST, EXIT_NO_ROOM, DeviceLost
 
 
 def test_a_death_with_nothing_to_execute_is_no_records_fault() -> None:
@@ -32,17 +35,104 @@ def test_the_third_death_in_a_row_at_a_record_skips_it() -> None:
     assert deaths.skip == [8]
 
 
-def test_after_a_death_at_a_record_the_next_worker_is_careful_until_that_is_decided() -> None:
+def test_after_a_death_at_a_record_the_next_worker_is_careful_up_to_there() -> None:
     deaths = CrashPolicy()
     careful = []
     for consumed in (8, 4, 4, 4):  # the first one was reported late
-        careful.append(deaths.careful)
+        careful.append(deaths.careful_until)
         deaths.note(consumed, head=80)
-    assert careful == [False, True, True, True]
+    assert careful == [0, 9, 9, 9]
     assert deaths.skip == [4]
-    assert not deaths.careful
-    deaths.note(8, 80, -signal.SIGKILL)
-    assert not deaths.careful
+    deaths.note(4, 80, -signal.SIGKILL)
+    assert deaths.careful_until == 9
+    deaths.note(16, 80, -signal.SIGKILL)
+    assert deaths.careful_until == 0
+
+
+ASSERTED = DeviceLost(710, "CUDA error: device-side assert triggered", "aten::add")
+UNCORRECTABLE = DeviceLost(214, "CUDA error: uncorrectable ECC error encountered", "")
+UNKNOWN = DeviceLost(0, "The device rejected all further work.", "")
+
+
+@pytest.mark.parametrize(
+    ("noticed", "head", "careful"),
+    [
+        pytest.param(80, 80, 80, id="unread: the worker was idle"),
+        pytest.param(48, 80, 49, id="at a later record"),
+        pytest.param(16, 80, 17, id="at its own record"),
+    ],
+)
+def test_a_lost_device_costs_two_careful_workers_and_the_record_at_fault(
+    noticed: int, head: int, careful: int
+) -> None:
+    deaths = CrashPolicy()
+    assert deaths.note(noticed, head, EXIT_DEVICE_LOST, lost=ASSERTED) is Verdict.RETRY
+    assert (deaths.skip, deaths.careful_until) == ([], careful)
+    assert deaths.note(16, head, EXIT_DEVICE_LOST, lost=ASSERTED) is Verdict.SKIP
+    assert deaths.skip == [16]
+    assert deaths.reasons() == [ASSERTED.message]
+    assert deaths.careful_until == careful  # another fault may follow
+    assert deaths.pause == 0.0
+    deaths.forget_before(head)
+    assert deaths.careful_until == 0
+
+
+def test_each_of_several_faults_costs_one_more_careful_worker() -> None:
+    deaths = CrashPolicy()
+    noted = [deaths.note(at, 80, EXIT_DEVICE_LOST, lost=ASSERTED) for at in (80, 16, 24, 72)]
+    assert noted == [Verdict.RETRY, Verdict.SKIP, Verdict.SKIP, Verdict.SKIP]
+    assert deaths.skip == [16, 24, 72]
+
+
+def test_an_error_that_does_not_come_again_skips_nothing() -> None:
+    for lost in (ASSERTED, UNCORRECTABLE, UNKNOWN):
+        deaths = CrashPolicy()
+        assert deaths.note(48, 80, EXIT_DEVICE_LOST, lost=lost) is Verdict.RETRY
+        assert deaths.note(80, 88, EXIT_DEVICE_LOST, lost=lost) is Verdict.RETRY  # it was passed
+        assert deaths.skip == []
+
+
+def test_faults_of_the_hardware_never_blame_a_record() -> None:
+    deaths = CrashPolicy()
+    deaths.note(48, 80, EXIT_DEVICE_LOST, lost=ASSERTED)
+    for _ in range(5 * KILLS_MAX):
+        assert deaths.note(16, 80, EXIT_DEVICE_LOST, lost=UNCORRECTABLE) is Verdict.RETRY
+    assert deaths.pause == PAUSE_OF_DEATHS_MAX
+    assert deaths.skip == []
+
+
+def test_a_device_without_room_for_a_replay_blames_no_record() -> None:
+    deaths, pauses = CrashPolicy(), []
+    for _ in range(8):
+        assert deaths.note(16, 80, EXIT_NO_ROOM, without_room=True) is Verdict.RETRY
+        pauses.append(deaths.pause)
+    assert pauses == [pause(times, PAUSE_OF_DEATHS_MAX) for times in range(1, 9)]
+    assert (deaths.skip, deaths.careful_until) == ([], 0)
+
+
+def test_a_device_that_is_lost_for_no_known_cause_blames_the_third_time() -> None:
+    deaths = CrashPolicy()
+    noted = [deaths.note(16, 80, EXIT_DEVICE_LOST, lost=UNKNOWN) for _ in range(8)]
+    assert noted[:4] == [Verdict.RETRY] * 3 + [Verdict.SKIP]
+    assert Verdict.FAIL not in noted
+    assert deaths.reasons() == [UNKNOWN.message]
+
+
+def test_a_device_that_is_lost_where_nothing_is_executed_blames_no_record() -> None:
+    deaths = CrashPolicy()
+    for _ in range(2 * KILLS_MAX):
+        assert deaths.note(80, 80, EXIT_DEVICE_LOST, lost=ASSERTED) is Verdict.RETRY
+    assert deaths.skip == []
+    assert deaths.pause == PAUSE_OF_DEATHS_MAX
+
+
+def test_another_agent_is_as_careful_and_says_the_same() -> None:
+    deaths, next_deaths = CrashPolicy(), CrashPolicy()
+    for at in (80, 16):
+        deaths.note(at, 80, EXIT_DEVICE_LOST, lost=ASSERTED)
+    next_deaths.recover(deaths.skip, deaths.starved, deaths.reasons(), deaths.careful_until)
+    assert (next_deaths.skip, next_deaths.careful_until) == ([16], 80)
+    assert next_deaths.reasons() == [ASSERTED.message]
 
 
 def test_a_signal_from_outside_is_no_records_fault() -> None:
