@@ -166,6 +166,7 @@ def _describe(kernel: KernelWithSession, last: CheckpointView | None) -> Session
         "loading": 0,
         "snapshot": None,
         "migration": None,
+        "exactness": None,
         "automatic": {"every": 0.0, "cells": 0, "keep": 1, "problem": ""},
         "last_checkpoint": checkpoint,
         "progress": None,

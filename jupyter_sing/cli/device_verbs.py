@@ -45,7 +45,7 @@ def status(options: argparse.Namespace) -> int:
         print("The daemon is not running. It starts with the first notebook or program.")
     else:
         print(status_text.devices_table(found.devices))
-        _print_elsewhere(found)
+        _print_others(found)
         print()
         print(status_text.sessions_table(found.sessions) if found.sessions else "No sessions.")
         if waited := status_text.waits_line(found.sharing):
@@ -62,14 +62,16 @@ def devices(options: argparse.Namespace) -> int:
         print("The daemon is not running. It starts with the first notebook or program.")
     else:
         print(status_text.devices_table(found.devices))
-        _print_elsewhere(found)
+        _print_others(found)
     return 0
 
 
-def _print_elsewhere(found: StatusReply) -> None:
-    """Print which GPUs are used by another daemon."""
-    if found.elsewhere:
-        print("\n" + "\n".join(found.elsewhere))
+def _print_others(found: StatusReply) -> None:
+    """Print what else there is of GPUs: failures, other daemons, and processes without one."""
+    lines = [*status_text.failures(found.devices), *found.elsewhere]
+    lines += status_text.outside_lines(found.devices, found.sessions)
+    if lines:
+        print("\n" + "\n".join(lines))
 
 
 def show_activity(options: argparse.Namespace) -> int:

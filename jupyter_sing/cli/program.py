@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,12 +12,15 @@ from typing import Any
 
 from jupyter_sing.cli.verbs import ANSWER_SECONDS_MAX, PYTHON_HELP, AddVerb
 from kernelproxy.common import paths
-from kernelproxy.common.errors import ControlError, SingError
+from kernelproxy.common.errors import ControlError, NativeError, SingError
 from kernelproxy.common.ipc.agent_client import connect
-from kernelproxy.common.options import user
+from kernelproxy.common.options import DIRECT_GPU, user
 from kernelproxy.common.protocol import CloseSession, OpenSession, OpenSessionReply, Prepare
 from kernelproxy.common.readable import escaped
+from kernelproxy.kernel import gpu_access
+from kernelproxy.kernel.files import tracker
 from kernelproxy.native import build as native
+from kernelproxy.native import tools
 
 
 def add_verb(add: AddVerb) -> None:
@@ -26,6 +30,11 @@ def add_verb(add: AddVerb) -> None:
     run.add_argument(
         "--device", help="id of the GPU, such as cpu:1 (default: the one with the most free memory)"
     )
+    run.add_argument(
+        "--direct-gpu", action="store_true", default=DIRECT_GPU.is_on(),
+        help="let the program also use the GPU directly, for libraries other than torch; what it "
+        "uses there is not suspended",
+    )  # fmt: skip
     run.add_argument("--python", default=sys.executable, help=PYTHON_HELP)
     run.add_argument("script", help="Python program")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
@@ -36,7 +45,7 @@ def run_program(options: argparse.Namespace) -> int:
     script = os.path.abspath(options.script)
     if not os.path.isfile(script):
         raise ControlError(f"The program {options.script} was not found.", "bad-request")
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SING_")}
+    env = _environment(options.python, options.direct_gpu)
     name = options.name or os.path.basename(script)
     try:
         session = _open_session(options.python, name, options.device)
@@ -44,7 +53,10 @@ def run_program(options: argparse.Namespace) -> int:
         denied = isinstance(error, ControlError) and error.reason == "not-allowed"
         if options.device or denied:
             raise  # the user requested a device or may not run at all: do not fall back
-        print(f"jupyter_sing: CPU only: {escaped(str(error)).rstrip('.')}.", file=sys.stderr)
+        if not options.direct_gpu:
+            gpu_access.hide_in(env)
+        what = "no session" if options.direct_gpu else "CPU only"
+        print(f"jupyter_sing: {what}: {escaped(str(error)).rstrip('.')}.", file=sys.stderr)
         return _wait(subprocess.Popen([options.python, script, *options.arguments], env=env))
     bundle = str(paths.bundle_dir())
     search = [bundle, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
@@ -59,6 +71,21 @@ def run_program(options: argparse.Namespace) -> int:
         return _wait(subprocess.Popen([*under, script, *options.arguments], env=env))
     finally:
         _close_session(session)
+
+
+def _environment(python: str, direct_gpu: bool) -> dict[str, str]:
+    """Return the environment of a program without a session."""
+    env = dict(os.environ)
+    tracker.leave(env)
+    gpu_access.restore(env)
+    env = {name: value for name, value in env.items() if not name.startswith("SING_")}
+    if direct_gpu:
+        return {**env, gpu_access.DIRECT_VARIABLE: "1"}
+    with contextlib.suppress(NativeError):  # the GPU is only hidden then
+        library = tools.file_tracker()
+        tracker.check(python, library, env)
+        tracker.preload(env, library)
+    return {**env, gpu_access.FILES_VARIABLE: gpu_access.FILES}
 
 
 def _open_session(python: str, name: str, device: str | None) -> str:

@@ -26,6 +26,7 @@ from kernelproxy.common.protocol import (
     Pin,
     Resume,
     SessionReply,
+    SetDeterministic,
     SetPriority,
     StatusReply,
     StatusRequest,
@@ -50,10 +51,12 @@ def add_verbs(add: AddVerb) -> None:
     pin_parser = add("pin", pin, "keep the memory of a session on its GPU")
     unpin_parser = add("unpin", pin, "allow the memory of a session to leave its GPU again")
     priority_parser = add("priority", priority, "show or set the priority of a session")
-    for each in (pin_parser, unpin_parser, priority_parser):
+    exact = add("deterministic", deterministic, "show or set whether a session recovers exactly")
+    for each in (pin_parser, unpin_parser, priority_parser, exact):
         each.add_argument("session", help=SESSION_HELP)
     pin_parser.set_defaults(pinned=True)
     unpin_parser.set_defaults(pinned=False)
+    exact.add_argument("wanted", nargs="?", choices=("on", "off"), help="default: show it")
     levels = "priority to set, as far as the policy allows (default: show the current one)"
     priority_parser.add_argument("level", nargs="?", choices=TIERS, help=levels)
     explain = add("why", why, "show the scheduler's decisions about a session, with reasons")
@@ -109,6 +112,17 @@ def priority(options: argparse.Namespace) -> int:
     return show_session(options, session, status_text.priority_text(session))
 
 
+def deterministic(options: argparse.Namespace) -> int:
+    """``deterministic S on``, ``off``, and ``deterministic S``, which shows it."""
+    with connect(start=False) as control:
+        if options.wanted:
+            request = SetDeterministic(options.session, options.wanted == "on")
+            session = control.expect(SessionReply, request).session
+        else:
+            session = _session(control, options.session)
+    return show_session(options, session, status_text.deterministic_text(session))
+
+
 def _session(control: Control, name: str) -> SessionView:
     """Find a session as the daemon does: by id, unique prefix, or name."""
     sessions = control.expect(StatusReply, StatusRequest()).sessions
@@ -139,7 +153,8 @@ def why(options: argparse.Namespace) -> int:
         at = datetime.fromtimestamp(each["at"]).strftime("%Y-%m-%d %H:%M:%S")
         print(f"{at}  {each['reason']}")
     for one in now:
-        print(f"now{' ' * 16}  {status_text.state_text(one)}")
+        for line in (status_text.state_text(one), *status_text.exactness_lines(one)):
+            print(f"now{' ' * 16}  {line}")
     return 0
 
 

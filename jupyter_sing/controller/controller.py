@@ -86,11 +86,9 @@ class Controller:
         self._books = AccountsWriter(self._journal, self._take, clock)
         self._before: frozenset[str] = frozenset()  # sessions of the previous controller
         self._runner = DecisionRunner(
-            self._sessions,
-            self._journal,
-            lambda session: self._outlooks.of(session),
+            self._sessions, self._journal, lambda session: self._outlooks.of(session),
             lambda known: self._allow(known, logged=True),
-        )
+        )  # fmt: skip
         self._outlooks = WaitEstimates(
             lambda now: self._engine.outlooks(now), self._runner.named, clock
         )
@@ -248,6 +246,11 @@ class Controller:
         self._note_end(session)
         self._driver.send(events.GrantRefused(self._clock(), session, token, why))
 
+    def device_changed(self, device: str, *, failed: bool) -> None:
+        """See `Arbiter`."""
+        event = events.DeviceFailed if failed else events.DeviceHealed
+        self._driver.send(event(self._clock(), device))
+
     def stayed(self, session: str, device: str, why: str) -> None:
         """See `Arbiter`."""
         log.warning("Session %s could not leave %s: %s", session, device, why)
@@ -274,9 +277,8 @@ class Controller:
             now, per_second = self._clock(), rate.bytes_per_second
             log.info("Switches to %s take %.3f s and 1 s per %.3g bytes", device,
                      rate.constant_seconds, per_second)  # fmt: skip
-            self._driver.send(
-                events.BandwidthMeasured(now, device, per_second, rate.constant_seconds)
-            )
+            cost = per_second, rate.constant_seconds
+            self._driver.send(events.BandwidthMeasured(now, device, *cost))
 
     def contended(self, session: str) -> bool:
         """See `Arbiter`."""

@@ -29,6 +29,7 @@ from kernelproxy.common.protocol import (
     Resume,
     SessionReply,
     SetAutomatic,
+    SetDeterministic,
     SetPriority,
     StatusReply,
     StatusRequest,
@@ -50,6 +51,9 @@ HELP = """\
 %sing priority [LEVEL]
                 show or set the priority: premium, standard or basic, as far as the
                 policy allows
+%sing deterministic [on|off]
+                show or set whether the state is exact after a recovery on a GPU, too;
+                some operations are slower then
 %sing checkpoint [NAME]
                 save the notebook to disk: variables and GPU memory, and the whole process
                 where possible (--form namespace: only variables; --form process: fail
@@ -105,7 +109,7 @@ def status() -> Any:
     session = _described(session_id)
     memory = bytes_text(session["memory"])
     _print(f"{status_text.state_text(session)} [{memory} on {device_name(session['device'])}]")
-    for line in status_text.checkpoint_lines(session):
+    for line in (*status_text.exactness_lines(session), *status_text.checkpoint_lines(session)):
         _print(line)
     return status_text.sessions_table([session])
 
@@ -168,6 +172,20 @@ def priority(level: str = "") -> None:
         )
         return
     _print(status_text.priority_text(_described(session_id)))
+
+
+def deterministic(wanted: str = "") -> None:
+    """``%sing deterministic``, ``%sing deterministic on``, ``off``."""
+    session_id = _session_id()
+    if not session_id:
+        return
+    if wanted not in ("", "on", "off"):
+        raise ControlError("Write %sing deterministic on, or off.", "bad-request")
+    if wanted:
+        request = SetDeterministic(session_id, wanted == "on")
+        _print(status_text.deterministic_text(_call(SessionReply, request).session))
+        return
+    _print(status_text.deterministic_text(_described(session_id)))
 
 
 def checkpoint(name: str = "", *, form: str = "") -> None:
@@ -284,6 +302,7 @@ _VERBS: dict[str, Callable[..., Any]] = {
     "pin": pin,
     "unpin": unpin,
     "priority": priority,
+    "deterministic": deterministic,
     "checkpoint": checkpoint,
     "checkpoints": checkpoints,
     "restore": restore,

@@ -123,6 +123,34 @@ def state_text(session: SessionView) -> str:
     return f"{word}. {text}" if text else f"{word}."
 
 
+def exactness_lines(session: SessionView) -> list[str]:
+    """Return what is approximate in a session, and what would be after a recovery."""
+    found, lines = session.get("exactness"), []
+    if not found:
+        return []
+    if found["recovered_since"]:
+        other = " One or more results had another size." if found["diverged"] else ""
+        lines.append(
+            clock(
+                f"Recovered approximately since {found['recovered_since']}: values read since then "
+                f"may differ slightly.{other}"
+            )
+        )
+    if found["approximate_since"]:
+        lines.append(clock(f"Recoverable, approximately since {found['approximate_since']}."))
+    if found["deterministic"]:
+        lines.append("Deterministic: a recovery is exact.")
+    return lines
+
+
+def deterministic_text(session: SessionView) -> str:
+    """Return whether a session uses deterministic algorithms."""
+    found = session.get("exactness")
+    if found and found["deterministic"]:
+        return "Deterministic: a recovery is exact, and some operations are slower."
+    return "Not deterministic: on a GPU, a recovery is approximate for some operations."
+
+
 def migration_text(session: SessionView) -> str:
     """Return where a session is after a migration, and how long the migration took."""
     where, done = f"Now on {device_name(session['device'])}.", session["migration"]
@@ -276,6 +304,29 @@ def _contents(variables: int, files: int) -> str:
         return f"{count} {what}{'' if count == 1 else 's'}"
 
     return some(variables, "variable") + (f" and {some(files, 'file')}" if files else "")
+
+
+def outside_lines(devices: Sequence[DeviceView], sessions: Sequence[SessionView]) -> list[str]:
+    """Return a line about each process that uses a device outside of sessions."""
+    kernels = {each["kernel_pid"]: each["name"] for each in sessions if each["kernel_pid"]}
+    lines = []
+    for device in devices:
+        found = device.get("outside")
+        for each in found["processes"] if found is not None else ():
+            used = "memory" if each["memory"] is None else bytes_text(each["memory"])
+            who = f"{escaped(each['user'])}: {escaped(each['command'])}"
+            if each["pid"] in kernels:
+                who += f", the kernel of session {escaped(kernels[each['pid']])}"
+            lines.append(
+                f"{device_name(device['id'])}: {used} is used outside of sessions by process "
+                f"{each['pid']} ({who})."
+            )
+    return lines
+
+
+def failures(devices: Sequence[DeviceView]) -> list[str]:
+    """Return a sentence for each device that is out of use."""
+    return [each["failure"] for each in devices if each["failure"]]
 
 
 def devices_table(devices: Sequence[DeviceView]) -> Table:

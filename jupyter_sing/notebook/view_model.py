@@ -264,10 +264,11 @@ def devices_table(seen: KnownStatus, session_id: str) -> status_text.Table:
             for each in seen.sessions.values()
         )
         used = bytes_text(sum(each["memory"] for each in there))
+        memory = f"{used} of {bytes_text(device['memory_total'])}"
         rows.append(
             (
                 device_label(device["id"]),
-                f"{used} of {bytes_text(device['memory_total'])}",
+                f"{memory}, out of use" if device["failure"] else memory,
                 ", ".join(_holder(each, session_id) for each in there) or "no session",
                 str(waiting or ""),
             )

@@ -159,14 +159,24 @@ class SingHandler(APIHandler):
 
     def body_text(self, field: str, default: str | None = None) -> str:
         """Return a field of the body; without a default the field is required."""
+        text = self._body_field(field, default)
+        if not isinstance(text, str) or (default is None and not text):
+            raise web.HTTPError(400, f'The body must have a {field}: {{"{field}": "..."}}.')
+        return text
+
+    def body_switch(self, field: str) -> bool:
+        """Return a field of the body that is true or false."""
+        on = self._body_field(field, None)
+        if not isinstance(on, bool):
+            raise web.HTTPError(400, f'The body must say {{"{field}": true}}, or false.')
+        return on
+
+    def _body_field(self, field: str, default: object) -> object:
         try:
             body = self.get_json_body() or {}
         except UnicodeDecodeError:
             raise web.HTTPError(400, "The body must be UTF-8.") from None
-        text = body.get(field, default) if isinstance(body, dict) else None
-        if not isinstance(text, str) or (default is None and not text):
-            raise web.HTTPError(400, f'The body must have a {field}: {{"{field}": "..."}}.')
-        return text
+        return body.get(field, default) if isinstance(body, dict) else None
 
     def reply_json(self, value: Any) -> None:
         """Answer with JSON."""

@@ -30,6 +30,7 @@ from kernelproxy.common.protocol import (
     RestoreReply,
     Resume,
     SessionReply,
+    SetDeterministic,
     SetPolicy,
     SetPriority,
     Suspend,
@@ -109,8 +110,8 @@ class SessionHandler(SingHandler):
 
 
 class SessionVerbHandler(SingHandler):
-    """``sessions/{id}/`` with ``suspend``, ``resume``, ``migrate``, ``pin``, ``unpin`` or
-    ``priority`` behind it.
+    """``sessions/{id}/`` with ``suspend``, ``resume``, ``migrate``, ``pin``, ``unpin``,
+    ``priority`` or ``deterministic`` behind it.
     """
 
     @web.authenticated
@@ -126,6 +127,8 @@ class SessionVerbHandler(SingHandler):
             request = Pin(session_id, verb == "pin")
         elif verb == "priority":
             request = SetPriority(session_id, self.body_text("level"))
+        elif verb == "deterministic":
+            request = SetDeterministic(session_id, self.body_switch("on"))
         reply = await self.call(SessionReply, request, VERB_SECONDS_MAX)
         (session,) = await self.named([reply.session])
         self.reply_json(session)
@@ -242,7 +245,7 @@ ROUTES: tuple[tuple[str, type[SingHandler]], ...] = (
     (r"sessions", SessionsHandler),
     (r"sessions/([0-9A-Za-z_-]+)", SessionHandler),
     (
-        r"sessions/([0-9A-Za-z_-]+)/(suspend|resume|migrate|pin|unpin|priority)",
+        r"sessions/([0-9A-Za-z_-]+)/(suspend|resume|migrate|pin|unpin|priority|deterministic)",
         SessionVerbHandler,
     ),
     (r"sessions/([0-9A-Za-z_-]+)/checkpoint", SessionCheckpointHandler),

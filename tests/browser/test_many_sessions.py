@@ -67,7 +67,7 @@ def test_panel_follows_200_sessions_and_is_idle_while_hidden(lab: Lab, screen: S
     devices = [
         {
             "id": f"cpu:{number}", "kind": "software", "name": "", "memory_total": 1 << 30,
-            "memory_used": 0, "sessions": [],
+            "memory_used": 0, "sessions": [], "failure": "",
         }
         for number in range(DEVICES)
     ]  # fmt: skip

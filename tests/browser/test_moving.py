@@ -46,7 +46,10 @@ def test_training_session_is_migrated_in_the_panel(lab: Lab, screen: Screen) -> 
     named = f"Simulated GPU {target[-1]}"
     patient(screen.page.locator(".jp-RunningSessions")).to_contain_text(named)
     screen.page.wait_for_function(
-        "async ([url, target]) => (await (await fetch(url)).json())[0].device === target",
+        """async ([url, target]) => {
+            const [session] = await (await fetch(url)).json();
+            return session.device === target && session.state !== "migrating";
+        }""",
         arg=["/jupyter-sing/api/sessions", target],
     )
     screen.show("moved")

@@ -145,6 +145,9 @@ class Explainer:
 
     def _never(self, session: EngineSession) -> str | None:
         """Return what has to change before it can have a device at all; None: nothing."""
+        devices = self._leases.table.devices.values()
+        if not any(each.healthy for each in ([session.only] if session.only else devices)):
+            return "No device that it may use is in working order"
         if session in self._dispatcher.hopeless:
             widest = self._dispatcher.widest
             most = f"{widest} device{'' if widest == 1 else 's'}"

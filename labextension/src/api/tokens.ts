@@ -7,6 +7,7 @@ import type { ISessionEvent } from './stream';
 
 /** A device of the host, as `openapi.yaml` describes it. */
 export type Device = components['schemas']['Device'];
+export type Outside = components['schemas']['Outside'];
 
 /** A device session, as `openapi.yaml` describes it. */
 export type Session = components['schemas']['Session'];

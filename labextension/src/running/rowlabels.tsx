@@ -1,6 +1,6 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React, { useCallback, useEffect, useRef, useSyncExternalStore } from 'react';
-import { deviceIcon, pinIcon } from '../ui/icons';
+import { deviceIcon, outsideIcon, pinIcon } from '../ui/icons';
 import { percentText } from '../text/format';
 import { MemoryBar } from '../ui/memorybar';
 import type { Rows } from './rows';
@@ -38,6 +38,11 @@ export function DeviceLabel(
       <span className="jp-Sing-rowName" title={props.id}>
         {row.name}
       </span>
+      {row.failure && (
+        <span className="jp-Sing-rowFailure" title={row.failure}>
+          {props.trans.__('Out of use')}
+        </span>
+      )}
       {row.waiting > 0 && <Waiting count={row.waiting} trans={props.trans} />}
       <MemoryBar device={row.name} used={row.used} text={row.occupancy} trans={props.trans} />
       <span className="jp-Sing-rowOccupancy">{row.occupancy}</span>
@@ -130,6 +135,26 @@ function Action(props: {
     >
       <StateIcon shown={suspends ? 'suspended' : 'running'} />
     </button>
+  );
+}
+
+/** A process that uses a device outside of sessions: its program, its user and its memory. */
+export function OutsideLabel(
+  props: { rows: Rows; id: string; trans: TranslationBundle } & ISearched
+): React.JSX.Element | null {
+  const row = useRow(props.rows, () => props.rows.outside(props.id));
+  if (row === undefined) {
+    return null;
+  }
+  return (
+    <span className="jp-Sing-row" title={[row.sentence, row.owner].filter(Boolean).join(' · ')}>
+      <outsideIcon.react className="jp-Sing-rowIcon" tag="span" />
+      <span className="jp-Sing-rowName">{row.name}</span>
+      {row.owner && <span className="jp-Sing-rowOwner">{row.owner}</span>}
+      <span className="jp-Sing-rowNext">{row.sentence}</span>
+      <span className="jp-Sing-rowWord">{props.trans.__('Outside')}</span>
+      <span className="jp-Sing-rowMemory">{row.memory}</span>
+    </span>
   );
 }
 

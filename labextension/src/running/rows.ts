@@ -2,7 +2,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
 import { isWaiting } from '../text/facts';
 import type { Shown } from '../ui/icons';
-import type { Device, ISingModel, Session } from '../api/tokens';
+import type { Device, ISingModel, Outside, Session } from '../api/tokens';
 import { isMine, obstacle } from '../text/sessionactions';
 import { bytesText, occupancyText, usedPercent } from '../text/format';
 import { deviceName, sessionName, shown, stateSentence, stateWord } from '../text/words';
@@ -32,12 +32,24 @@ export interface IDeviceRow {
   readonly occupancy: string;
   /** Number of sessions that wait for it. */
   readonly waiting: number;
+  /** Why it is out of use; empty if it is in use. */
+  readonly failure: string;
 }
 
-/** A device and the sessions on it, or the sessions on no device. */
+/** Contents of the row of a process that uses a device outside of sessions. */
+export interface IOutsideRow {
+  readonly name: string;
+  readonly owner: string;
+  readonly memory: string;
+  readonly sentence: string;
+}
+
+/** A device and who uses it, or the sessions on no device. */
 export interface IGroup {
   readonly device: string | null;
   readonly sessions: readonly { readonly id: string; readonly mine: boolean }[];
+  /** Ids of the rows of processes outside of sessions. */
+  readonly outside: readonly string[];
 }
 
 /**
@@ -80,10 +92,18 @@ export class Rows {
     return this._devices.get(id);
   }
 
-  /** Searchable texts of a session's row. */
+  outside(id: string): IOutsideRow | undefined {
+    return this._outside.get(id);
+  }
+
+  /** Searchable texts of the row of a session, or of a process outside of sessions. */
   searched(id: string): string[] {
-    const row = this._sessions.get(id);
-    return row ? [row.name, row.owner, row.word, row.device] : [];
+    const session = this._sessions.get(id);
+    if (session) {
+      return [session.name, session.owner, session.word, session.device];
+    }
+    const process = this._outside.get(id);
+    return process ? [process.name, process.owner] : [];
   }
 
   private _onChanged(): void {
@@ -108,7 +128,9 @@ export class Rows {
     this._devices = renewed(this._devices, devices, each =>
       this._deviceRow(each, waiting.get(each.id) ?? 0)
     );
-    this._groups = this._grouped();
+    const outside = devices.flatMap(each => outsideUses(each));
+    this._outside = renewed(this._outside, outside, each => this._outsideRow(each));
+    this._groups = this._grouped(outside);
     this._note = this._noteText();
     this._shape = JSON.stringify([this._groups, this._note]);
   }
@@ -135,11 +157,26 @@ export class Rows {
       name: deviceName(device.id),
       used: usedPercent(device),
       occupancy: occupancyText(device),
-      waiting
+      waiting,
+      failure: device.failure
     };
   }
 
-  private _grouped(): IGroup[] {
+  private _outsideRow({ process, memory }: IOutsideUse): IOutsideRow {
+    const { _trans: trans } = this;
+    const notebook = this._model.sessions.find(each => process && each.kernel_pid === process.pid);
+    const name = notebook
+      ? sessionName(notebook, trans)
+      : process?.command || (process ? trans.__('Process %1', process.pid) : trans.__('Others'));
+    const text = memory === null ? trans.__('Memory') : bytesText(memory);
+    const sentence = process
+      ? trans.__('%1 is used outside of sessions, by process %2.', text, process.pid)
+      : trans.__('%1 is used outside of sessions; the driver does not say by whom.', text);
+    const memoryText = memory === null ? '' : bytesText(memory);
+    return { name, owner: process?.user ?? '', memory: memoryText, sentence };
+  }
+
+  private _grouped(outside: readonly IOutsideUse[]): IGroup[] {
     const { devices, sessions } = this._model;
     const known = new Map(devices.map(each => [each.id, [] as Session[]]));
     const elsewhere: Session[] = [];
@@ -149,7 +186,8 @@ export class Rows {
       device,
       sessions: here
         .sort((a, b) => name(a).localeCompare(name(b)) || a.id.localeCompare(b.id))
-        .map(each => ({ id: each.id, mine: isMine(each) }))
+        .map(each => ({ id: each.id, mine: isMine(each) })),
+      outside: outside.filter(each => each.device === device).map(each => each.id)
     });
     const groups = [...known].map(([device, here]) => group(device, here));
     return elsewhere.length > 0 ? [...groups, group(null, elsewhere)] : groups;
@@ -170,13 +208,38 @@ export class Rows {
 
   private _sessions: ReadonlyMap<string, ISessionRow> = new Map();
   private _devices: ReadonlyMap<string, IDeviceRow> = new Map();
+  private _outside: ReadonlyMap<string, IOutsideRow> = new Map();
   private _groups: readonly IGroup[] = [];
   private _note = '';
   private _shape = '';
 }
 
+/** Use of a device outside of sessions: by a process, or in total if the driver names none. */
+interface IOutsideUse {
+  readonly id: string;
+  readonly device: string;
+  /** Bytes; null if unknown. */
+  readonly memory: number | null;
+  readonly process: Outside['processes'][number] | null;
+}
+
+function outsideUses({ id: device, outside }: Device): IOutsideUse[] {
+  if (!outside) {
+    return [];
+  }
+  if (!outside.complete && outside.memory > 0) {
+    return [{ id: `outside ${device}`, device, memory: outside.memory, process: null }];
+  }
+  return outside.processes.map(process => ({
+    id: `outside ${device} ${process.pid}`,
+    device,
+    memory: process.memory,
+    process
+  }));
+}
+
 /** Return the rows of the current items; rows with the same text are reused. */
-function renewed<T extends { id: string }, Row extends object>(
+function renewed<T extends { readonly id: string }, Row extends object>(
   before: ReadonlyMap<string, Row>,
   found: readonly T[],
   row: (each: T) => Row

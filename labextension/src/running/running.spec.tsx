@@ -95,6 +95,46 @@ test('a device shows its memory use and the number of waiting sessions', () => {
   expect(part('cuda:1', 'Waiting')).toBeNull();
 });
 
+test('a device that failed is out of use, and says why', () => {
+  const failure = 'GPU 0 is out of use: it fell off the bus.';
+  model.devices = [aDevice({ failure })];
+  model.changed.emit();
+  render();
+  expect(part('cpu:0', 'Failure')).toBe('Out of use');
+  expect(row('cpu:0').querySelector('.jp-Sing-rowFailure')?.getAttribute('title')).toBe(failure);
+});
+
+test('processes outside of sessions are below their device, with their user and memory', () => {
+  const process = { pid: 7, user: 'bob', command: 'python train.py', memory: 2 ** 30 };
+  const processes = [process, { pid: 1, user: 'ada', command: 'python -m kernel', memory: null }];
+  const outside = { memory: 2 ** 31, contexts: 0, complete: true, processes };
+  model.devices = [aDevice({ outside }), aDevice({ id: 'cuda:1' })];
+  model.changed.emit();
+  render();
+  const below = manager.running({ mode: 'tree' })[0].children?.map(each => each.context);
+  expect(below).toEqual(['session-1', 'outside cpu:0 7', 'outside cpu:0 1']);
+  expect(part('outside cpu:0 7', 'Name')).toBe('python train.py');
+  expect(part('outside cpu:0 7', 'Owner')).toBe('bob');
+  expect(part('outside cpu:0 7', 'Word')).toBe('Outside');
+  expect(part('outside cpu:0 7', 'Memory')).toBe('1.0 GiB');
+  expect(part('outside cpu:0 7', 'Next')).toBe(
+    '1.0 GiB is used outside of sessions, by process 7.'
+  );
+  // The kernel of a session that also opened the GPU itself; the driver does not tell its memory.
+  expect(part('outside cpu:0 1', 'Name')).toBe('train.ipynb');
+  expect(part('outside cpu:0 1', 'Next')).toBe('Memory is used outside of sessions, by process 1.');
+  expect(button('outside cpu:0 7')).toBeNull();
+});
+
+test('memory outside of sessions is shown without processes if the driver names none', () => {
+  const outside = { memory: 2 ** 30, contexts: 0, complete: false, processes: [] };
+  model.devices = [aDevice({ outside })];
+  model.changed.emit();
+  render();
+  expect(part('outside cpu:0', 'Name')).toBe('Others');
+  expect(part('outside cpu:0', 'Next')).toContain('the driver does not say by whom');
+});
+
 test('sessions are below their device; those without a device are last', () => {
   model.sessions = [
     aSession({ id: 'c', device: null }),

@@ -13,7 +13,7 @@ import type { Widget } from '@lumino/widgets';
 import React from 'react';
 import { SESSION_CLASS } from '../session/commands';
 import { activityIcon } from '../ui/icons';
-import { DeviceLabel, NoteLabel, SessionLabel } from './rowlabels';
+import { DeviceLabel, NoteLabel, OutsideLabel, SessionLabel } from './rowlabels';
 import { type IGroup, Rows } from './rows';
 import { CommandIDs, DOMAIN, ISing, type ISingModel } from '../api/tokens';
 import { obstacle } from '../text/sessionactions';
@@ -86,10 +86,11 @@ export class RunningDevices implements IRunningSessions.IManager {
   running({ mode }: { mode: 'tree' | 'list' }): IRunningSessions.IRunningItem[] {
     const { groups, note } = this._rows;
     const items = groups.flatMap(group => {
-      const sessions = group.sessions.map(each => this._session(each, mode));
-      return mode === 'list' || group.device === null
-        ? sessions
-        : [this._device(group.device, sessions)];
+      const uses = [
+        ...group.sessions.map(each => this._session(each, mode)),
+        ...group.outside.map(each => this._outside(each))
+      ];
+      return mode === 'list' || group.device === null ? uses : [this._device(group.device, uses)];
     });
     if (!note) {
       return items;
@@ -170,6 +171,20 @@ export class RunningDevices implements IRunningSessions.IManager {
         </SessionLabel>
       ),
       open
+    };
+  }
+
+  private _outside(id: string): IRunningSessions.IRunningItem {
+    const { _rows: rows, _trans: trans } = this;
+    return {
+      className: 'jp-Sing-outsideItem',
+      context: id,
+      icon: () => '',
+      label: () => (
+        <OutsideLabel rows={rows} id={id} trans={trans}>
+          {rows.searched(id)}
+        </OutsideLabel>
+      )
     };
   }
 

@@ -199,6 +199,7 @@ function Occupancy(props: {
   return (
     <div className="jp-SingCard-device">
       <span title={device.id}>{text}</span>
+      {device.failure && <span className="jp-SingCard-minor">{device.failure}</span>}
       <span className="jp-SingCard-minor">
         {session.memory > 0
           ? trans.__('%1 used by this notebook', bytesText(session.memory))

@@ -47,5 +47,6 @@ export function aSession(overrides: Partial<Session> = {}): Session {
 export function aDevice(overrides: Partial<Device> = {}): Device {
   const memory = { memory_total: 2 ** 31, memory_used: 2 ** 28 };
   const name = 'Software device (2 CPU threads)';
-  return { id: 'cpu:0', kind: 'software', name, sessions: ['session-1'], ...memory, ...overrides };
+  const use = { sessions: ['session-1'], failure: '', ...memory };
+  return { id: 'cpu:0', kind: 'software', name, ...use, ...overrides };
 }

@@ -49,6 +49,12 @@ export const checkpointIcon = icon(
   '<path d="M1.5 2h13v4h-1v8h-11V6h-1zM3 3.500v1h10v-1zM4 6v6.500h8V6zm2 1.500h4V9H6z" fill-rule="evenodd"/>'
 );
 
+/** An arrow out of a box, for use of a device outside of sessions. */
+export const outsideIcon = icon(
+  'outside',
+  '<path d="M2 3h5v1.500H3.500v8h8V9H13v5H2zm7-1h5v5h-1.500V4.560L8 9.060 6.940 8l4.500-4.500H9z"/>'
+);
+
 export const pinIcon = icon(
   'pin',
   '<path d="M5 1.500h6V3h-1v4l2 2v1.500H8.700V15H7.300v-4.500H4V9l2-2V3H5z"/>'

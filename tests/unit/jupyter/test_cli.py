@@ -119,6 +119,14 @@ def test_pin_and_priority_are_set_and_shown(
         (["priority", name], "Priority: default"),
         (["priority", name, "basic"], "Priority: basic"),
         (["priority", "digits.ipynb"], "Priority: basic"),
+        (
+            ["deterministic", name],
+            "Not deterministic: on a GPU, a recovery is approximate for some operations.",
+        ),
+        (
+            ["deterministic", name, "on"],
+            "Deterministic: a recovery is exact, and some operations are slower.",
+        ),
         (["unpin", name], "Not pinned: its memory may leave the GPU when other sessions need it."),
     ):
         assert commands.main(arguments) == 0

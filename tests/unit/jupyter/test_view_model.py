@@ -11,7 +11,7 @@ from jupyter_sing.notebook import status_text, view_model
 from jupyter_sing.notebook.status_watcher import KnownStatus
 from jupyter_sing.notebook.view_model import View
 from kernelproxy.agent.session.states import State
-from kernelproxy.common.protocol.views import SessionView
+from kernelproxy.common.protocol.views import DeviceView, OutsideView, SessionView
 from tests.unit.fake_daemon import DEVICE, SESSION, changed
 
 ID = SESSION["id"]
@@ -136,6 +136,12 @@ def test_table_lists_sessions_of_each_device() -> None:
     assert view_model.devices_table(seen(tier="parked"), ID).rows[0][2] == "no session"
 
 
+def test_table_marks_devices_that_are_out_of_use() -> None:
+    failed = DEVICE | {"failure": "GPU 0 is out of use: the driver has lost it."}
+    rows = view_model.devices_table(KnownStatus((failed,), {ID: SESSION}), ID).rows
+    assert rows[0][1] == "3.0 MiB of 2.0 GiB, out of use"
+
+
 def test_unknown_state_has_a_text() -> None:
     assert View.of(None, ID).text() == view_model.WAITING
     gone = View.of(KnownStatus((DEVICE,), {}), ID)
@@ -175,3 +181,23 @@ def test_sharing_text_is_the_same_everywhere(changes: dict[str, Any], following:
     assert found.lines()[0] == f"▶ {text} · {following}"
     session = changed(SESSION, {"shared": shared} | changes)
     assert status_text.state_text(session) == f"{text} · {following}"
+
+
+def test_processes_outside_of_sessions_are_named() -> None:
+    assert status_text.outside_lines([DEVICE], [SESSION]) == []
+    outside: OutsideView = {
+        "memory": 3 << 30,
+        "contexts": 0,
+        "complete": True,
+        "processes": [
+            {"pid": 7, "user": "ada", "command": "python train.py", "memory": 3 << 30},
+            {"pid": 8, "user": "bob", "command": "python -m ipykernel", "memory": None},
+        ],
+    }
+    device: DeviceView = {**DEVICE, "id": "cuda:0", "outside": outside}
+    direct: SessionView = {**SESSION, "kernel_pid": 8, "name": "cupy.ipynb"}
+    assert status_text.outside_lines([device], [direct]) == [
+        "GPU 0: 3.0 GiB is used outside of sessions by process 7 (ada: python train.py).",
+        "GPU 0: memory is used outside of sessions by process 8 (bob: python -m ipykernel, the "
+        "kernel of session cupy.ipynb).",
+    ]
