@@ -11,7 +11,7 @@ PARALLEL := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 NPM := npm --prefix labextension --silent
 FUZZ_SECONDS ?= 20
 
-CPP := $(shell find native -name '*.h' -o -name '*.cpp')
+CPP := $(shell find native tests/doubles -name '*.h' -o -name '*.cpp')
 PY := jupyter_sing kernelproxy tests benchmarks tools hatch_build.py
 
 .DEFAULT_GOAL := help
@@ -20,7 +20,7 @@ LABEXTENSION_SOURCES := $(shell find labextension/src labextension/style labexte
   labextension/package.json labextension/tsconfig.json jupyter_sing/server/openapi.yaml
 LABEXTENSION_LINK := $(VENV)/share/jupyter/labextensions/jupyter-sing
 
-.PHONY: help system venv native labextension lab wheels test test-all test-py conformance test-fast test-cpp test-ts test-torch fuzz lint format docs bench pictures clean
+.PHONY: help system venv native labextension lab wheels test test-all test-py conformance test-fast test-cpp test-ts test-torch test-cuda test-libraries fuzz lint format docs bench pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -99,7 +99,7 @@ IN_PARTS = @for part in $(1); do began=$$(date +%s); \
   $(MAKE) --no-print-directory $$part $(2) || exit; \
   echo "== make $$part: $$(($$(date +%s) - began)) s"; done
 
-test: ## all tests of a change: 25 minutes on two cores
+test: ## all tests of a change: 28 minutes on two cores
 	$(call IN_PARTS,venv test-cpp test-ts fuzz test-py)
 
 test-all: ## these, and repetitions and sweeps that docs/testing.md lists
@@ -144,6 +144,42 @@ test-torch: $(OTHER)/.package ## what depends on torch, with TORCH=2.11.0 in an 
 	  TORCH_DIR="$$($(OTHER_BIN) -m kernelproxy.native --torch-dir)"
 	$(OTHER_BIN) -m pytest tests/unit/native/test_native.py tests/e2e/programs/test_driver.py \
 	  tests/e2e/programs/test_surface.py tests/e2e/programs/test_behaviours.py tests/e2e/programs/test_training_equality.py
+
+# A CUDA build of torch on a double of NVIDIA's driver and runtime: 5 GB, no GPU. Of a version that is
+# not in PIP's directories of files, where builds without CUDA may be.
+CUDA_TORCH ?= 2.13.0
+CUDA := .venv-cuda
+CUDA_BIN := $(CUDA)/bin/python
+CUDA_TESTS ?= tests/cuda
+
+$(CUDA)/.package: pyproject.toml hatch_build.py constraints.txt | system
+	$(PYTHON) -m venv $(CUDA)
+	grep -v '^torch==' constraints.txt > $(CUDA)/constraints.txt
+	echo torch==$(CUDA_TORCH) >> $(CUDA)/constraints.txt
+	env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(CUDA_BIN) -m pip install --quiet \
+	  --disable-pip-version-check --constraint $(CUDA)/constraints.txt torch torchvision nvidia-ml-py \
+	  --editable '.[test]'
+	@touch $@
+
+test-cuda: $(CUDA)/.package ## sessions with a CUDA build of torch on a double of the driver, with two cards
+	$(CUDA_BIN) -m kernelproxy.native
+	$(CUDA_BIN) -m tests.doubles.cuda.build build/cuda-double
+	$(CUDA_BIN) -m pytest $(CUDA_TESTS)
+
+# Libraries that use GPUs themselves, which need no GPU to be tried. Without what they require: they
+# may not choose another torch.
+GPU_LIBRARIES := bitsandbytes cuda-bindings cuda-core cuda-pathfinder cupy-cuda13x fastrlock jax jaxlib llvmlite \
+  ml_dtypes numba numba-cuda opt_einsum scipy triton xformers
+GPU_LIBRARIES_DIR := build/gpu-libraries
+
+$(GPU_LIBRARIES_DIR)/.installed: | $(VENV)/.package
+	rm -rf $(@D)
+	$(PIP) install --no-deps --target $(@D) $(GPU_LIBRARIES)
+	$(PIP) install --no-deps --no-build-isolation --target $(@D) torch_scatter
+	@touch $@
+
+test-libraries: venv $(GPU_LIBRARIES_DIR)/.installed ## libraries that use GPUs themselves: 2 GB, and compiles for minutes
+	PYTHONPATH=$(abspath $(GPU_LIBRARIES_DIR)) $(PYTEST) -rs tests/integration/kernels/test_gpu_libraries.py
 
 fuzz: venv
 	$(IN_NATIVE) fuzz TORCH_DIR="$(TORCH_DIR)" SECONDS=$(FUZZ_SECONDS)

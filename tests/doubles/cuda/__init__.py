@@ -1,0 +1,1 @@
+"""Double of NVIDIA's driver and runtime, and its build."""
