@@ -119,6 +119,31 @@ def experts(device: str, small: bool) -> Step:
     return step
 
 
+def routed(device: str, small: bool) -> Step:
+    """A mixture of experts: which rows an expert gets, and how many, depends on the data."""
+    torch.manual_seed(0)
+    width, count = (16, 4) if small else (256, 8)
+    router = nn.Linear(width, count).to(device)
+    layers = nn.ModuleList(nn.Linear(width, width) for _ in range(count)).to(device)
+    optimizer = torch.optim.SGD([*router.parameters(), *layers.parameters()], lr=0.05)
+    batches = itertools.cycle([torch.randn(64, width) for _ in range(BATCHES)])
+
+    def step() -> torch.Tensor:
+        inputs = next(batches).to(device)
+        weights = router(inputs).softmax(-1)
+        chosen, outputs = weights.argmax(-1), torch.zeros_like(inputs)
+        for index, layer in enumerate(layers):
+            rows = (chosen == index).nonzero().flatten()
+            outputs = outputs.index_add(0, rows, layer(inputs[rows]) * weights[rows, index, None])
+        loss = (outputs - inputs.sin()).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
 def cnn(device: str, small: bool) -> Step:
     """Convolutions with batch norm and pooling, AdamW."""
     torch.manual_seed(0)

@@ -42,7 +42,7 @@ from kernelproxy.kernel import activation
 
 PROGRAMS = {
     **workloads.PROGRAMS, **libraries.PROGRAMS, "large": programs.large, "frozen": programs.frozen,
-    "experts": programs.experts,
+    "experts": programs.experts, "routed": programs.routed,
 }  # fmt: skip
 BLOCKS = 16
 
@@ -196,6 +196,32 @@ class Runner:
             torch.cuda.synchronize()
 
 
+def orders(runner: Runner) -> dict[str, Callable[..., dict[str, Any]]]:
+    """Return what a runner executes, by the name of the order."""
+    found: dict[str, Callable[..., dict[str, Any]]] = {
+        name: getattr(runner, name)
+        for name in (
+            "train", "forget", "rewrite", "hold", "check", "reach", "sum", "threads", "touch",
+            "issue", "scalars", "trips", "pid", "cell", "count",
+        )
+    }  # fmt: skip
+    return found | {"steps": runner.each, "operators": runner.list_operators}
+
+
+def serve(device: str, executes: dict[str, Callable[..., dict[str, Any]]]) -> None:
+    """Execute the orders that arrive as lines, until their end.
+
+    Exits if the requested device does not exist: a silent fallback would compare the CPU with
+    itself.
+    """
+    if torch.zeros(1, device=device).device.type != device:
+        sys.exit(f"no {device} device")
+    for line in sys.stdin:
+        order = json.loads(line)
+        answer = executes[order.pop("do")](**order)
+        print(json.dumps(answer), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", required=True)
@@ -203,21 +229,7 @@ def main() -> None:
     parser.add_argument("--log-every", type=int, default=10)
     options = parser.parse_args()
     runner = Runner(options.device, options.small, options.log_every)
-    orders: dict[str, Callable[..., dict[str, Any]]] = {
-        name: getattr(runner, name)
-        for name in (
-            "train", "forget", "rewrite", "hold", "check", "reach", "sum", "threads", "touch",
-            "issue", "scalars", "trips", "pid", "cell", "count",
-        )
-    }  # fmt: skip
-    orders |= {"steps": runner.each, "operators": runner.list_operators}
-    # The requested device must exist: a silent fallback would compare the CPU with itself.
-    if torch.zeros(1, device=options.device).device.type != options.device:
-        sys.exit(f"no {options.device} device")
-    for line in sys.stdin:
-        order = json.loads(line)
-        answer = orders[order.pop("do")](**order)
-        print(json.dumps(answer), flush=True)
+    serve(options.device, orders(runner))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.options import HOST_MEMORY
 from kernelproxy.common.protocol import Stop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,9 +71,15 @@ class Suite:
         self.step = ""
         self.limit = self.deadline
         self.scratch = Path(tempfile.mkdtemp(prefix="sing-gpu-"))
-        self.compiling: threading.Thread | None = None
-        self.compiled: list[subprocess.CompletedProcess[str] | Exception] = []
+        #: What the steps print, and the daemons' logs: packed into one file of `out`.
+        self.logs = self.scratch / "logs"
+        self.logs.mkdir()
         self.transformers = has_module("transformers")
+
+    def pack(self) -> None:
+        """Pack the logs so far into one file."""
+        with tarfile.open(self.out / "gpu_suite_logs.tar.gz", "w:gz") as archive:
+            archive.add(self.logs, "logs")
 
     @property
     def plain(self) -> str:
@@ -89,7 +97,8 @@ class Suite:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("SING_", "JUPYTER_SING_"))
+            # MemTotal of a virtual machine may grow later: then the user says what there is.
+            if not name.startswith(("SING_", "JUPYTER_SING_")) or name == HOST_MEMORY.variable
         }
         threads = {} if self.gpu else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         return {**kept, "PYTHONPATH": str(ROOT), **threads, **variables}
@@ -104,7 +113,7 @@ class Suite:
         """
         done = self.complete(command, env or self.environment(), self.limit)
         name = f"{self.step}{'-' + label if label else ''}".replace(" ", "-")
-        (self.out / f"{name}.log").write_text(done.stdout + done.stderr, encoding="utf-8")
+        (self.logs / f"{name}.log").write_text(done.stdout + done.stderr, encoding="utf-8")
         if done.returncode:
             raise FailedError(
                 f"{_brief(command)} ended with {done.returncode}: {tail_of(done.stderr)}"
@@ -156,7 +165,7 @@ class Suite:
                     log = directory / "agent.log"
                     if log.exists():
                         text = log.read_text(errors="replace")
-                        with open(self.out / "daemons.log", "a", encoding="utf-8") as file:
+                        with open(self.logs / "daemons.log", "a", encoding="utf-8") as file:
                             file.write(f"==== {self.step}\n{text}")
                 finally:
                     os.environ.clear()
@@ -167,16 +176,18 @@ class Suite:
         return (sys.executable, "-m", "jupyter_sing.cli", "run", program, *arguments)
 
     @contextmanager
-    def side(self, env: dict[str, str], *, proxied: bool) -> Iterator[GpuProcessSide]:
-        """Start one side of a paired measurement."""
+    def side(
+        self, env: dict[str, str], *, proxied: bool, name: str = "suite"
+    ) -> Iterator[GpuProcessSide]:
+        """Start one side of a paired measurement; `name` is that of its session."""
         options = ["--small"] if self.small else []
         if proxied:
-            run = (sys.executable, "-m", "jupyter_sing.cli", "run", "--name", "suite")
+            run = (sys.executable, "-m", "jupyter_sing.cli", "run", "--name", name)
             command = [*run, str(SIDE), "--device", "cuda", *options]
         else:
             command = [sys.executable, str(SIDE), "--device", self.plain, *options]
-        name = f"{self.step}-{'proxied' if proxied else 'plain'}.err".replace(" ", "-")
-        with open(self.out / name, "w", encoding="utf-8") as errors:
+        file = f"{self.step}-{name if proxied else 'plain'}.err".replace(" ", "-")
+        with open(self.logs / file, "a", encoding="utf-8") as errors:
             side = GpuProcessSide(command, env, errors, self)
             try:
                 yield side

@@ -1,7 +1,8 @@
 """A suite for machines with a GPU, in one run: see `gpu_suite.sh`.
 
-Each step has a part of the time. One that fails or takes longer is written down as that, and does
-not keep the others from being tried. Standard library only, but for what the steps run.
+The steps come in the order of what they are worth, and each prints its verdict as soon as it is
+known. Each has a part of the time: one that fails or takes longer is written down as that, and does
+not keep the others from being tried. The results are three files: a table, the figures, the logs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.processes import SkippedError, Suite
-from benchmarks.gpu.steps import STEPS
+from benchmarks.gpu.steps.table import STEPS
 
 
 @dataclass
@@ -99,6 +100,7 @@ def main() -> int:
             (out / "gpu_suite.md").write_text(report(suite, outcomes), encoding="utf-8")
             figures = {"date": time.strftime("%Y-%m-%d"), "steps": [asdict(o) for o in outcomes]}
             (out / "gpu_suite.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+            suite.pack()
     finally:
         shutil.rmtree(suite.scratch, ignore_errors=True)
     print()

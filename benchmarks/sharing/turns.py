@@ -11,8 +11,9 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,14 +46,12 @@ class TurnSide(Protocol):
     """A runner that executes orders."""
 
     def order(self, do: str, **arguments: Any) -> dict[str, Any]: ...
-    def __enter__(self) -> TurnSide: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 class Starts(Protocol):
     """A function that starts a runner under a named session."""
 
-    def __call__(self, name: str) -> TurnSide: ...
+    def __call__(self, name: str) -> AbstractContextManager[TurnSide]: ...
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,13 @@ class BenchmarkTurns:
     cells: list[Cells]
 
 
-def measure_turns(start: Starts, seconds: float, count: int, steps: int) -> BenchmarkTurns:
+def measure_turns(
+    start: Starts,
+    seconds: float,
+    count: int,
+    steps: int,
+    pairs: Sequence[tuple[str, str]] = PAIRS,
+) -> BenchmarkTurns:
     """Measure under the daemon given by the environment.
 
     Parameters
@@ -120,11 +125,13 @@ def measure_turns(start: Starts, seconds: float, count: int, steps: int) -> Benc
         Number of cells for each pair.
     steps : int
         Steps of a cell.
+    pairs : sequence of tuple of str
+        Tiers of the user who trains, and of the user who runs cells.
     """
     with agent_client.connect() as connection:
         connection.call(SetPolicy(POLICY))
     equality = _measure_equality(start, seconds)
-    return BenchmarkTurns(equality, [_measure_cells(start, *pair, count, steps) for pair in PAIRS])
+    return BenchmarkTurns(equality, [_measure_cells(start, *pair, count, steps) for pair in pairs])
 
 
 @contextmanager
@@ -156,13 +163,14 @@ def _training(side: TurnSide) -> Iterator[None]:
         while not over.is_set():
             side.order("train", program=PROGRAM, steps=200)
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train)
+        try:
+            yield
+        finally:
+            over.set()
+            wait((training,))
+    training.result()  # what was raised there
 
 
 def _measure_equality(start: Starts, seconds: float) -> Equality:

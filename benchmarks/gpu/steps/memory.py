@@ -1,0 +1,114 @@
+"""Step: the device's memory is what the daemon says, and waiters get it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from benchmarks.daemon import session
+from benchmarks.gpu import nvml
+from benchmarks.gpu.judging import await_state, judged, status, verb
+from benchmarks.gpu.processes import FailedError, Suite
+from kernelproxy.common.protocol import Resume, Suspend
+
+MIB = 1 << 20
+SESSIONS = 6
+#: What the daemon's account may differ from NVML's.
+ACCOUNT_PART = 0.01
+#: A process that is not ours: takes memory of the GPU until its standard input ends.
+OUTSIDE = """
+import sys, torch
+held = torch.ones(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def _outside(suite: Suite, bytes: int) -> Iterator[None]:
+    """Run a process that holds memory of the device and belongs to no session."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OUTSIDE, str(bytes)],
+        env=suite.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin
+        assert process.stdout
+        try:
+            if process.stdout.readline().strip() != "holds":
+                raise FailedError("a process outside of all sessions got no memory")
+            yield
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+def shared_memory(suite: Suite) -> tuple[str, list[str], Any]:
+    """Compare the account with NVML's; let sessions have peaks, and one wait for an outsider."""
+    wrong: dict[str, str] = {}
+    lines = ["| check | |", "|---|---|"]
+    with suite.daemon(suite.devices("" if suite.gpu else "512MiB")) as env, ExitStack() as stack:
+        before = nvml.view()["used"] if suite.gpu else 0
+        names = [f"idle {index}" for index in range(SESSIONS)]
+        sides = [stack.enter_context(suite.side(env, proxied=True, name=name)) for name in names]
+        for side in sides:
+            side.order("hold", bytes=(1 if suite.small else 128) * MIB)
+        if suite.gpu:
+            used: int = nvml.view()["used"] - before
+            device: dict[str, Any] = dict(status().devices[0])
+            # Storages, and what the workers take beside them, also one without a session.
+            said: int = device["memory_used"] + device["outside"]["contexts"]
+            lines.append(
+                f"| {SESSIONS} idle sessions: NVML, and the daemon "
+                f"| {used // MIB} MiB, {said // MIB} MiB |"
+            )
+            if abs(used - said) > ACCOUNT_PART * used:
+                wrong["account"] = f"NVML says {used // MIB} MiB, the daemon {said // MIB} MiB"
+        for side in sides:
+            side.order("forget")
+        total = status().devices[0]["memory_total"]
+        high, low = int(0.6 * total), int(0.1 * total)
+        one, two = sides[:2]
+        raised = one.order("peak", high=high, low=low, times=3)["raised"]
+        looping: dict[str, str] = {}
+        thread = threading.Thread(
+            target=lambda: looping.update(one.order("peak", high=low, low=low, times=200))
+        )
+        thread.start()
+        raised = raised or two.order("peak", high=high, low=high, times=2)["raised"]
+        thread.join()
+        raised = raised or looping.get("raised", "")
+        lines.append(f"| a peak of 60 % beside a loop of 10 % | {raised or 'both get it'} |")
+        if raised:
+            wrong["peaks"] = raised
+        raised = one.order("peak", high=2 * total, low=low, times=0)["raised"]
+        again = one.order("peak", high=low, low=low, times=1)["raised"]
+        lines.append(
+            f"| twice the device's memory | {raised[:160].splitlines()[0] if raised else ''} |"
+        )
+        if not raised.startswith("OutOfMemoryError") or again:
+            wrong["too much"] = f"{raised or 'nothing'} was raised, and then {again or 'nothing'}"
+        if suite.gpu:
+            lines.append(f"| an outsider | {_wait_for_outsider(suite, one, total, wrong)} |")
+    try:
+        return judged(4 if suite.gpu else 2, wrong), lines, None
+    except FailedError as error:
+        raise FailedError(str(error), lines) from None
+
+
+def _wait_for_outsider(suite: Suite, side: Any, total: int, wrong: dict[str, str]) -> str:
+    """Let a session be resumed while another process has the memory that it needs."""
+    expected = side.order("hold", bytes=total // 2)["sum"]
+    identifier = session("idle 0")["id"]
+    verb(Suspend(identifier, "gpu suite"), suite)
+    with _outside(suite, int(total * 0.7)), contextlib.suppress(Exception):
+        verb(Resume(identifier), suite)  # it may also say that it waits
+    waited = await_state(suite, "idle 0", lambda found: found["tier"] == "resident")
+    if side.order("check")["sum"] != expected:
+        wrong["outsider"] = "the state is not what it was"
+    return f"resumed {waited:.1f} s after it had ended"
