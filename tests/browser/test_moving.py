@@ -6,6 +6,7 @@ import pytest
 
 from tests.browser.conftest import TWO
 from tests.browser.lab import Lab, Screen, patient, write_notebook
+from tests.doubles.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -45,13 +46,12 @@ def test_training_session_is_migrated_in_the_panel(lab: Lab, screen: Screen) -> 
     screen.page.locator(".jp-Dialog .jp-mod-accept").click()
     named = f"Simulated GPU {target[-1]}"
     patient(screen.page.locator(".jp-RunningSessions")).to_contain_text(named)
-    screen.page.wait_for_function(
-        """async ([url, target]) => {
-            const [session] = await (await fetch(url)).json();
-            return session.device === target && session.state !== "migrating";
-        }""",
-        arg=["/jupyter-sing/api/sessions", target],
-    )
+
+    def moved() -> bool:
+        (session,) = lab.sessions()
+        return session["device"] == target and session["state"] != "migrating"
+
+    wait_until(moved)
     screen.show("moved")
     assert lab.sessions()[0]["state"] in ("running", "idle")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -90,16 +92,27 @@ def test_two_users_take_turns_for_as_long_as_both_train() -> None:
         ]
         for each in both:
             assert each.answer() == ["ready"]
-        # Each always has a next cell, so that both want the device until the end.
-        for each in both:
+        enough = Event()
+
+        def train(each: Program) -> None:
+            # It always has a next cell, so that both want the device until the end.
             each.ask(STEPS)
             each.ask(STEPS)
-        while min(kinds(each).count("preempt") for each in both) < 3:
-            for each in both:
+            while not enough.is_set():
                 assert len(each.answer()) == STEPS
                 each.ask(STEPS)
-        for each in both * 2:
-            assert len(each.answer()) == STEPS
+                if min(kinds(who).count("preempt") for who in both) >= 3:
+                    enough.set()
+            for _ in range(2):
+                assert len(each.answer()) == STEPS
+
+        with ThreadPoolExecutor() as threads:
+            training = [threads.submit(train, each) for each in both]
+            try:
+                for ended in as_completed(training):
+                    ended.result()
+            finally:
+                enough.set()
         found = [[(at, kind, who) for at, kind in decided(who)] for who in both]
         told = sorted((each for one in found for each in one), key=lambda each: each[0])
         ends = [i for i, (_, kind, _) in enumerate(told) if kind == "preempt"]
