@@ -73,7 +73,7 @@ void AsyncDevice::reset(const DeviceOptions& options) {
   options_ = options;
   lost_.reset();
   reported_ = context_ = false;
-  launched_ = allocations_ = occupied_ = 0;
+  launched_ = copied_ = allocations_ = occupied_ = 0;
   refuse_from_ = UINT64_MAX;
   refuse_until_ = 0;
   faults_.clear();
@@ -153,6 +153,11 @@ uint64_t AsyncDevice::launched() {
   return launched_;
 }
 
+uint64_t AsyncDevice::copied() {
+  Lock lock(mutex_);
+  return copied_;
+}
+
 uint64_t AsyncDevice::queued() {
   Lock lock(mutex_);
   uint64_t queued = 0;
@@ -221,6 +226,7 @@ void AsyncDevice::launch(size_t stream, Task task) {
   changed_.wait(lock, [&] { return lines_[stream].queue.size() < options_.queue || lost_; });
   check(lock);
   task.record = record();
+  copied_ += task.copy;
   if (task.kernel) {
     const uint64_t number = launched_++;
     const auto found = faults_.begin();

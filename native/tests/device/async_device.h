@@ -91,6 +91,7 @@ struct Task {
   std::function<void()> work;  // an exception of it is a fault of the device
   uint64_t cost_ns = 0;
   bool kernel = false;
+  bool copy = false;  // between device and host
   std::vector<DeviceBlockPtr> uses;
   MarkPtr waits, marks;
   std::optional<DeviceFault> fault;
@@ -132,6 +133,7 @@ class AsyncDevice {
   uint64_t used();      // bytes in use
   uint64_t kept();      // bytes freed and kept for the next tensors
   uint64_t launched();  // operators
+  uint64_t copied();    // copies between device and host
   uint64_t queued();    // tasks of all streams that have not been executed
   bool has_context();
   // Device time for which a stream executed no operator, between its first task and its last.
@@ -200,7 +202,7 @@ class AsyncDevice {
   bool reported_ = false;
   bool held_ = false;
   bool context_ = false;
-  uint64_t launched_ = 0;
+  uint64_t launched_ = 0, copied_ = 0;
   std::map<uint64_t, DeviceFault> faults_;  // by the number of the launch
   uint64_t calls_ = 0, killed_at_ = UINT64_MAX;
   std::vector<uint64_t> refused_;

@@ -111,6 +111,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at
 // ---------------------------------------------------------------- copies
 
 void launch_copy(AsyncDevice& device, Task task, uint64_t bytes) {
+  task.copy = true;
   task.cost_ns = device.copy_ns(bytes);
   device.launch(current_stream(device), std::move(task));
 }

@@ -148,3 +148,15 @@ TEST(what_a_snapshot_costs_is_what_the_device_lost) {
   EXPECT(taken.stalled_ns > 50'000'000);
   EXPECT(taken.stalled_ns < lost * 13 / 10);
 }
+
+TEST(small_storages_are_brought_to_the_host_by_one_copy) {
+  AsyncDevice& device = AsyncDevice::at();
+  Running running(0);
+  Host& host = running.host;
+  Training training(host, 0);
+  host.synchronize();
+  const uint64_t before = device.copied();
+  const File snapshot(host.session().snapshot(Manner::beside).fd);
+  EXPECT(training.small().size() > 100);
+  EXPECT_EQ(device.copied() - before, 1u);
+}

@@ -109,6 +109,7 @@ cudaError_t cudaDeviceSynchronize() {
   int card = 0;
   if (const cudaError_t error = use_card(&card)) return report(error);
   synchronize_card(card);
+  note("synchronize");
   return report(fault_of(card));
 }
 
