@@ -90,6 +90,23 @@ def cupy_finds_no_gpu() -> None:
 
 
 @check
+def flash_attn_is_stopped() -> None:
+    """Test a double: the package is not built without NVIDIA's compiler."""
+    attend, extension = used("flash_attn").flash_attn_func, used("flash_attn_2_cuda")
+    host = torch.randn(1, 8, 2, 16, dtype=torch.bfloat16)
+    query = host.cuda()
+    for call in (
+        lambda: attend(query, query, query),
+        lambda: attend(query.requires_grad_(), query, query),
+        lambda: torch.compile(attend)(query, query, query),
+        lambda: extension.fwd(query, query, query),
+    ):
+        text = refused(call)
+        assert "reads or writes the memory of a CUDA tensor itself" in text, text
+    assert torch.equal(query.detach().cpu(), host)
+
+
+@check
 def jax_gets_no_address() -> None:
     jax, x = used("jax"), vector()
     refused(lambda: jax.dlpack.from_dlpack(x), Exception)
@@ -193,8 +210,8 @@ def run(function: Callable[[], None]) -> None:
 
 
 LIBRARIES = (
-    "bitsandbytes", "cupy", "jax", "numba", "torch_geometric", "torch_scatter", "triton",
-    "xformers",
+    "bitsandbytes", "cupy", "flash_attn", "jax", "numba", "torch_geometric", "torch_scatter",
+    "triton", "xformers",
 )  # fmt: skip
 
 if __name__ == "__main__":
