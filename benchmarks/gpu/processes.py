@@ -43,6 +43,10 @@ class FailedError(Exception):
         self.table, self.figures = list(table), figures
 
 
+class LateError(FailedError):
+    """A step had time for a part of its results; what it has is right."""
+
+
 class SkippedError(Exception):
     """A step cannot be run here; the text says why."""
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.processes import SkippedError, Suite
+from benchmarks.gpu.processes import LateError, SkippedError, Suite
 from benchmarks.gpu.steps.table import STEPS
 
 
@@ -53,7 +53,9 @@ def attempt(
     except TimeoutError as error:
         outcome.state, outcome.text = "late", str(error)
     except Exception as error:
-        outcome.state, outcome.text = "failed", f"{type(error).__name__}: {error}"
+        late = isinstance(error, LateError)
+        outcome.state = "late" if late else "failed"
+        outcome.text = str(error) if late else f"{type(error).__name__}: {error}"
         outcome.table = getattr(error, "table", [])
         outcome.figures = getattr(error, "figures", None)
     outcome.seconds = time.monotonic() - began

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from benchmarks.gpu.judging import judged
-from benchmarks.gpu.processes import FailedError, GpuProcessSide, Suite
+from benchmarks.gpu.processes import FailedError, GpuProcessSide, LateError, Suite
 
 MIB = 1 << 20
 PROGRAMS = ("mlp", "cnn", "transformer", "lstm", "gru")
@@ -22,12 +22,13 @@ def programs(suite: Suite) -> tuple[str, list[str], Any]:
     rounds, round_seconds = (3, 0.05) if suite.small else (7, 0.3)
     rows: list[dict[str, Any]] = []
     wrong: dict[str, str] = {}
+    left: list[str] = []
     with suite.daemon(suite.devices()) as env:
         with suite.side(env, proxied=False) as plain, suite.side(env, proxied=True) as other:
             singles = _singles(suite, plain, other)
         for name in names:
             if time.monotonic() > suite.limit - 8:
-                wrong[name] = "no time was left"
+                left.append(name)
                 continue
             try:
                 # Each program has processes of its own, so a failure does not affect others.
@@ -56,12 +57,14 @@ def programs(suite: Suite) -> tuple[str, list[str], Any]:
     text = f"median ratio {statistics.median(ratios):.2f}, " if ratios else ""
     text += f"worst {max(ratios):.2f}; " if ratios else ""
     figures = {"programs": rows, "singles": singles}
+    table = [*_singles_table(singles), "", *table]
     try:
-        return text + judged(len(names), wrong), [*_singles_table(singles), "", *table], figures
+        text += judged(len(names) - len(left), wrong)
     except FailedError as error:
-        raise FailedError(
-            text + str(error), [*_singles_table(singles), "", *table], figures
-        ) from None
+        raise FailedError(text + str(error), table, figures) from None
+    if left:
+        raise LateError(f"{text}; no time was left for {', '.join(left)}", table, figures)
+    return text, table, figures
 
 
 def _singles(suite: Suite, *sides: GpuProcessSide) -> list[dict[str, float]]:
