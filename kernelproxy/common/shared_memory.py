@@ -152,6 +152,7 @@ class WorkerPage(Page):
 
     pid = Word(12, 4)
     consumed = Word(64)
+    completed = Word(72)
     bell = Word(128, 4)
     asleep = Word(132, 4)
     gate_open = Word(136, 4)

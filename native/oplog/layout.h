@@ -72,8 +72,11 @@ struct WorkerPage {
   uint64_t magic;
   uint32_t version;
   uint32_t pid;
-  // Every record below this position has been executed.
+  // Every record below this position has been executed, or given to a device that works behind the
+  // worker.
   alignas(kLine) Word<uint64_t> consumed;
+  // Every record below this position is known to be executed by such a device; 0 on others.
+  Word<uint64_t> completed;
   // Futex word: counts all events of the worker for which a client may wait.
   alignas(kLine) Word<uint32_t> bell;
   // Rest: how the worker sleeps on ClientPage::head or ::answer_taken.
@@ -85,7 +88,7 @@ struct WorkerPage {
   Word<uint32_t> answer_status;  // AnswerStatus
   Word<uint64_t> answer_bytes;
   Word<uint64_t> answer_produced;
-  alignas(kLine) Word<uint64_t> busy_ns;  // time spent executing, this session in total
+  alignas(kLine) Word<uint64_t> busy_ns;  // time of the device, this session in total
   Word<uint64_t> active_ns;               // CLOCK_MONOTONIC when it last stopped executing
   Word<uint64_t> memory_resident;         // device bytes that the worker holds for storages
   // Set when a worker opens: position up to which earlier workers had executed. Records below it
@@ -162,17 +165,17 @@ static_assert(
     offsetof(ClientPage, cells_running) == 256 && offsetof(ClientPage, cell_changed_ns) == 264 &&
     offsetof(ClientPage, cells_ended) == 272 && offsetof(ClientPage, answer_generation) == 280);
 static_assert(
-    offsetof(WorkerPage, consumed) == 64 && offsetof(WorkerPage, bell) == 128 &&
-    offsetof(WorkerPage, asleep) == 132 && offsetof(WorkerPage, gate_open) == 136 &&
-    offsetof(WorkerPage, epoch) == 144 && offsetof(WorkerPage, answer_position) == 192 &&
-    offsetof(WorkerPage, answer_status) == 200 && offsetof(WorkerPage, answer_bytes) == 208 &&
-    offsetof(WorkerPage, answer_produced) == 216 && offsetof(WorkerPage, busy_ns) == 256 &&
-    offsetof(WorkerPage, active_ns) == 264 && offsetof(WorkerPage, memory_resident) == 272 &&
-    offsetof(WorkerPage, furthest) == 280 && offsetof(WorkerPage, stalled_ns) == 320 &&
-    offsetof(WorkerPage, dirty_bytes) == 328 && offsetof(WorkerPage, loading_bytes) == 336 &&
-    offsetof(WorkerPage, answer_generation) == 344 && offsetof(WorkerPage, frozen) == 352 &&
-    offsetof(WorkerPage, answered_ns) == 360 && offsetof(WorkerPage, inexact_ns) == 368 &&
-    offsetof(WorkerPage, older_answered_ns) == 376 &&
+    offsetof(WorkerPage, consumed) == 64 && offsetof(WorkerPage, completed) == 72 &&
+    offsetof(WorkerPage, bell) == 128 && offsetof(WorkerPage, asleep) == 132 &&
+    offsetof(WorkerPage, gate_open) == 136 && offsetof(WorkerPage, epoch) == 144 &&
+    offsetof(WorkerPage, answer_position) == 192 && offsetof(WorkerPage, answer_status) == 200 &&
+    offsetof(WorkerPage, answer_bytes) == 208 && offsetof(WorkerPage, answer_produced) == 216 &&
+    offsetof(WorkerPage, busy_ns) == 256 && offsetof(WorkerPage, active_ns) == 264 &&
+    offsetof(WorkerPage, memory_resident) == 272 && offsetof(WorkerPage, furthest) == 280 &&
+    offsetof(WorkerPage, stalled_ns) == 320 && offsetof(WorkerPage, dirty_bytes) == 328 &&
+    offsetof(WorkerPage, loading_bytes) == 336 && offsetof(WorkerPage, answer_generation) == 344 &&
+    offsetof(WorkerPage, frozen) == 352 && offsetof(WorkerPage, answered_ns) == 360 &&
+    offsetof(WorkerPage, inexact_ns) == 368 && offsetof(WorkerPage, older_answered_ns) == 376 &&
     offsetof(WorkerPage, older_inexact_ns) == 384 && offsetof(WorkerPage, recovered_ns) == 392 &&
     offsetof(WorkerPage, diverged) == 400 && offsetof(WorkerPage, device_model) == 408 &&
     offsetof(WorkerPage, memory_failures) == 448 && offsetof(WorkerPage, memory_unlisted) == 456 &&

@@ -165,6 +165,21 @@ uint64_t AsyncDevice::queued() {
   return queued;
 }
 
+uint64_t AsyncDevice::queued_ns() {
+  Lock lock(mutex_);
+  uint64_t ns = 0;
+  for (const Line& line : lines_) {
+    for (const Task& task : line.queue) ns += task.cost_ns;
+    if (line.running) ns += line.running_ns;
+  }
+  return ns;
+}
+
+uint64_t AsyncDevice::now_ns() {
+  Lock lock(mutex_);
+  return lines_[0].end_ns;
+}
+
 bool AsyncDevice::has_context() {
   Lock lock(mutex_);
   return context_;
@@ -266,6 +281,7 @@ void AsyncDevice::serve(size_t stream) {
     Task task = std::move(line.queue.front());
     line.queue.pop_front();
     line.running = true;
+    line.running_ns = task.cost_ns;
     changed_.notify_all();
     execute(lock, stream, std::move(task));
     line.running = false;

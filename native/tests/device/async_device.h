@@ -38,6 +38,7 @@ struct DeviceOptions {
   uint64_t context_bytes = 0;     // of the capacity, from the first use of the device on
   uint64_t copy_bytes_per_s = 0;  // 0: copies take no device time
   uint64_t kernel_ns = 0;         // device time of each operator
+  uint64_t pinning_ns = 0;        // host time for which pinned memory is made
   size_t queue = 1024;            // launches that a stream holds; further ones wait
   bool poison = true;             // overwrite memory that was given up, and targets of copies
   // The position of the record that this thread executes, or none. With it, scripted faults and
@@ -130,11 +131,13 @@ class AsyncDevice {
 
   bool lost();
   std::vector<std::string> violations();
-  uint64_t used();      // bytes in use
-  uint64_t kept();      // bytes freed and kept for the next tensors
-  uint64_t launched();  // operators
-  uint64_t copied();    // copies between device and host
-  uint64_t queued();    // tasks of all streams that have not been executed
+  uint64_t used();       // bytes in use
+  uint64_t kept();       // bytes freed and kept for the next tensors
+  uint64_t launched();   // operators
+  uint64_t copied();     // copies between device and host
+  uint64_t queued();     // tasks of all streams that have not been executed
+  uint64_t queued_ns();  // device time of those
+  uint64_t now_ns();     // device time up to which the default stream has executed
   bool has_context();
   // Device time for which a stream executed no operator, between its first task and its last.
   uint64_t lost_ns(size_t stream = 0);
@@ -161,6 +164,7 @@ class AsyncDevice {
   void note_violation(const std::string& what);
   uint64_t copy_ns(uint64_t bytes) const;
   uint64_t kernel_ns() const { return options_.kernel_ns; }
+  uint64_t pinning_ns() const { return options_.pinning_ns; }
   bool poisons() const { return options_.poison; }
 
  private:
@@ -168,7 +172,8 @@ class AsyncDevice {
   struct Line {
     std::deque<Task> queue;
     bool running = false;
-    Order after{};  // its own entry: the number of its tasks
+    Order after{};            // its own entry: the number of its tasks
+    uint64_t running_ns = 0;  // of the running task
     uint64_t end_ns = 0;
     uint64_t lost_ns = 0;
   };

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <thread>
 
 namespace sing::test {
 
@@ -164,6 +165,7 @@ struct PinnedMemory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &release, c10::Device(c10::DeviceType::CPU)};
     at(t_device).check();
+    std::this_thread::sleep_for(std::chrono::nanoseconds(at(t_device).pinning_ns()));
     auto* data = static_cast<std::byte*>(std::malloc(bytes));
     TORCH_CHECK(data != nullptr, "no memory");
     std::lock_guard lock(mutex_);

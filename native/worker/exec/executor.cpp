@@ -374,8 +374,8 @@ bool Executor::generator(Reader& in) {
   throw CorruptLog("an unknown action on a generator");
 }
 
-// Timestamps of the host's clock, taken when all earlier work is done: valid on every device, and
-// they survive a migration to another one, which a device's own events do not.
+// A software device has done all earlier work here. On another one, an event shows when it is done;
+// it is translated to the host's clock where a time is to survive a migration to another device.
 bool Executor::event(Reader& in) {
   const uint32_t number = in.get<uint32_t>();
   const auto action = in.get<EventAction>();
@@ -385,9 +385,9 @@ bool Executor::event(Reader& in) {
   expect_request(action == EventAction::elapsed);
   switch (action) {
     case EventAction::record:
-      wait_for_device(state_.device);
       if (state_.events.size() >= State::kEventsMax) throw CorruptLog("too many events");
-      state_.events[number] = static_cast<int64_t>(monotonic_ns());
+      state_.events[number] =
+          state_.time ? state_.time->stamp() : Stamp{static_cast<int64_t>(monotonic_ns()), {}, {}};
       return true;
     case EventAction::free:
       state_.events.erase(number);
@@ -400,7 +400,7 @@ bool Executor::event(Reader& in) {
         return report({ErrorKind::runtime, position_, "an event",
                        "Both events must be recorded before calculating elapsed time."});
       }
-      const double elapsed = static_cast<double>(to->second - from->second) / 1e6;
+      const double elapsed = elapsed_ms(from->second, to->second);
       return answers_.send(end_, AnswerStatus::ok, std::as_bytes(std::span(&elapsed, 1)));
     }
   }

@@ -33,9 +33,11 @@ bool Orders::leaves() {
   return !end_ && open_ && !allowed();
 }
 
-bool Orders::obey() {
+bool Orders::obey(const std::function<void(bool)>& resumed) {
   std::unique_lock lock(mutex_);
+  bool only_work = true;
   while (!end_ && (!allowed() || works_ != 0)) {
+    only_work &= allowed();
     parked_ = true;
     page_.gate_open.store(0, std::memory_order_release);
     changed_.notify_all();
@@ -43,6 +45,8 @@ bool Orders::obey() {
   }
   parked_ = false;
   page_.gate_open.store(allowed() && !end_, std::memory_order_release);
+  if (resumed && !end_) resumed(only_work);
+  changed_.notify_all();
   return !end_;
 }
 
@@ -88,9 +92,16 @@ void Orders::lease(uint64_t token, bool given) {
   nudge();
 }
 
-void Orders::await_parked() {
+bool Orders::await_parked() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return parked_ || !running_ || leased_ || end_; });
+  return parked_ || !running_;
+}
+
+void Orders::await_resumed() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock,
+                [this] { return !parked_ || !running_ || !allowed() || works_ != 0 || end_; });
 }
 
 bool Orders::await_over(uint64_t token, std::chrono::steady_clock::time_point end) {

@@ -30,8 +30,9 @@ class Orders {
   // True if the gate is open but the lease is not given: another session may have the device now.
   bool leaves();
   // Parks while execution is not allowed or other threads' work runs. Returns false if the run is
-  // to end.
-  bool obey();
+  // to end; otherwise, before others see that it continues, calls `resumed`, with true if it was
+  // parked only for their work.
+  bool obey(const std::function<void(bool)>& resumed = {});
   // Sleeps until the client changes `word` from `seen` (when napping: by a request), until orders
   // come, or until `limit` has passed. May return spuriously.
   void sleep(const Word<uint64_t>& word, uint64_t seen,
@@ -42,8 +43,10 @@ class Orders {
   void gate(bool open);
   // Gives or takes the lease. A token lower than one already seen is stale and changes nothing.
   void lease(uint64_t token, bool given);
-  // Waits until nothing is executed, or a lease is given again.
-  void await_parked();
+  // Waits until nothing is executed, or a lease is given again: then returns false.
+  bool await_parked();
+  // After work: waits until the main thread continues, or stays parked for another reason.
+  void await_resumed();
   // Waits until the lease with this token is over, at most until `end`. Returns false if it is not
   // over.
   bool await_over(uint64_t token, std::chrono::steady_clock::time_point end);

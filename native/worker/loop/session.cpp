@@ -52,6 +52,12 @@ constexpr uint64_t kCrowdedNs = 200'000'000;  // time for which they are expecte
 // Without this, timers are late by 50 us.
 constexpr unsigned long kTimerSlackNs = 1'000;
 
+// A device other than the CPU works on for a while when the program is idle: the intervals at which
+// the worker looks double from here.
+constexpr std::chrono::nanoseconds kWorking{5'000'000};
+// A worker that ends waits this long for what it has started, to count the time of it.
+constexpr uint64_t kLastNs = 2 * DeviceTime::kAheadNs;
+
 // Interval at which take_lease() checks for progress. A program that issues no record for one
 // interval is idle: it is not expected to reach the place soon.
 constexpr std::chrono::milliseconds kDry{20};
@@ -122,6 +128,7 @@ void Session::claim() {
   page.dirty_bytes.store(state_.storages.dirty());
   page.loading_bytes.store(snapshots_.loads().bytes_left());
   page.consumed.store(consumed_);
+  page.completed.store(state_.time ? consumed_ : 0);
   memory_failures_.open();
   busy_ns_ = page.busy_ns.load();
   diverged_before_ = page.diverged.load();
@@ -169,10 +176,13 @@ auto Session::with_device(Work work) {
 }
 
 void Session::await_parked() {
-  orders_.await_parked();
+  const bool parked = orders_.await_parked();
   // A driver's wait ends in this thread's current device, and would make a context there.
   const c10::DeviceGuard device(state_.device);
-  with_device([this] { wait_for_device(state_.device); });
+  with_device([&] {
+    wait_for_device(state_.device);
+    if (parked && state_.time) orders_.while_parked([this] { tell_device_time(); });
+  });
 }
 
 Taken Session::snapshot(Manner manner, const std::function<void()>& frozen) {
@@ -226,6 +236,7 @@ void Session::run() {
       if (!orders_.ended()) throw;
     }
     snapshots_.loads().rethrow();
+    if (state_.time) count_the_last();
   });
 }
 
@@ -277,12 +288,15 @@ void Session::drain(uint64_t end, uint64_t head) {
       orders_.lease(leaving_.load(std::memory_order_relaxed), false);
       break;
     }
+    const bool timed = state_.time && belongs_to_step(header);
+    if (timed && !await_turn((header.flags & kRequest) != 0)) break;
     state_.storages.allow_overdraft((header.flags & kRequest) != 0);
     if (!executor_.execute(consumed_, header, payload)) break;
     asked |= (header.flags & kRequest) != 0;
     if ((header.flags & kRequest) != 0) note_divergence();
     note_step(consumed_ < furthest);
     consumed_ += header.bytes;
+    if (timed) state_.time->end_record(consumed_);
     worker_->memory_resident.store(state_.storages.resident(), std::memory_order_relaxed);
     worker_->dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
     worker_->consumed.store(consumed_, std::memory_order_release);
@@ -290,11 +304,48 @@ void Session::drain(uint64_t end, uint64_t head) {
   }
   unsettled_ = !state_.device.is_cpu() || Blocks::get().kept() > 0;
   const uint64_t now = monotonic_ns();
-  busy_ns_ += now - began;
+  if (state_.time) {
+    if (client_->head.load(std::memory_order_relaxed) == consumed_) state_.time->finish(consumed_);
+    tell_device_time();
+  } else {
+    busy_ns_ += now - began;
+    worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
+  }
   if (asked) requested_ns_ = now;
-  worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
   worker_->active_ns.store(now, std::memory_order_relaxed);
   helpers_.worked(now, now - began);
+}
+
+// Before a record that may give the device something to do: waits while it has enough, see Note
+// [Device time]. Returns false if orders came.
+bool Session::await_turn(bool request) {
+  DeviceTime& time = *state_.time;
+  while (!request && time.full(consumed_)) {
+    if (orders_.pending()) return false;
+    DeviceTime::nap();
+    tell_device_time();
+    worker_->active_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  }
+  time.begin_record(consumed_);
+  return true;
+}
+
+void Session::tell_device_time() {
+  DeviceTime& time = *state_.time;
+  time.poll();
+  busy_ns_ += time.take_busy_ns();
+  worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
+  worker_->completed.store(time.rests() ? consumed_ : time.completed(), std::memory_order_relaxed);
+}
+
+// A device that is lost by now is left to the next worker.
+void Session::count_the_last() noexcept {
+  try {
+    state_.time->finish(consumed_);
+    state_.time->settle(kLastNs);
+    tell_device_time();
+  } catch (const std::exception&) {
+  }
 }
 
 // Rings once when the position for which the client waits is reached. If the worker sees the
@@ -377,6 +428,14 @@ void Session::sleep() {
     orders_.sleep(client_->head, consumed_);
     return;
   }
+  std::chrono::nanoseconds nap = kWorking;
+  while (state_.time && !state_.time->rests()) {
+    orders_.sleep(client_->head, consumed_, nap);
+    if (client_->head.load(std::memory_order_acquire) != consumed_ || orders_.pending()) return;
+    tell_device_time();
+    worker_->active_ns.store(monotonic_ns(), std::memory_order_relaxed);
+    nap = std::min<std::chrono::nanoseconds>(2 * nap, kUnsettled);
+  }
   orders_.sleep(client_->head, consumed_, kUnsettled);
   if (client_->head.load(std::memory_order_acquire) != consumed_ || orders_.pending()) return;
   if (device_rests()) settle();
@@ -398,8 +457,15 @@ void Session::give_back_cache() {
 
 // See Note [Caches].
 bool Session::obey() {
-  if (state_.device.is_cpu() && orders_.leaves()) settle();
-  return orders_.obey();
+  if (!state_.time) {
+    if (orders_.leaves()) settle();
+    return orders_.obey();
+  }
+  state_.time->pause(consumed_);
+  return orders_.obey([this](bool only_work) {
+    const bool waiting = client_->head.load(std::memory_order_acquire) != consumed_;
+    state_.time->resume(consumed_, only_work, waiting);
+  });
 }
 
 }  // namespace sing

@@ -90,6 +90,9 @@ class Session {
   auto with_device(Work work);
   void execute_log();
   void drain(uint64_t end, uint64_t head);
+  bool await_turn(bool request);
+  void tell_device_time();
+  void count_the_last() noexcept;
   void idle();
   bool device_rests() const;
   void sleep();

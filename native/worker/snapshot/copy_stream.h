@@ -13,33 +13,12 @@
 #include <c10/core/Stream.h>
 
 #include <cstdint>
-#include <memory>
 #include <utility>
 #include <vector>
 
+#include "worker/state/device_time.h"
+
 namespace sing {
-
-using EventPtr = std::shared_ptr<c10::Event>;
-
-// The stream on which a device's operators are executed.
-c10::Stream computing_stream(c10::Device device);
-
-// The time that a device loses: what passes on its computing stream between two points of it that
-// would otherwise follow each other at once.
-class LostTime {
- public:
-  explicit LostTime(c10::Device device) : device_(device) {}
-  // A point of the computing stream: where a span begins, for add().
-  c10::Event now() const;
-  // Adds the span that ends here.
-  void add(c10::Event began) { spans_.emplace_back(std::move(began), now()); }
-  // Waits for the device, and returns the sum since the last call.
-  uint64_t take_ns();
-
- private:
-  c10::Device device_;
-  std::vector<std::pair<c10::Event, c10::Event>> spans_;
-};
 
 // Owners call it under their lock. `device`: the current one of the calling threads.
 class CopyStream {
@@ -73,13 +52,15 @@ class CopyStream {
 };
 
 // Reads many small storages at once: one kernel gathers them, and one copy brings them to the host.
+// Also times that the device has not reached yet.
 class Gather {
  public:
   // `at`: where the bytes belong in what fill() is given.
   void add(uint64_t at, const c10::Storage& storage, uint64_t count);
+  void add(uint64_t at, Stamp stamp) { stamps_.emplace_back(at, std::move(stamp)); }
   // Takes their bytes as the computing stream leaves them up to here.
   void start(c10::Device device);
-  // Waits for the copy.
+  // Waits for the copy, and for the times.
   void fill(std::vector<std::byte>& into);
 
  private:
@@ -89,6 +70,7 @@ class Gather {
   };
   std::vector<Part> parts_;
   std::vector<at::Tensor> tensors_;
+  std::vector<std::pair<uint64_t, Stamp>> stamps_;
   at::Tensor host_;
   EventPtr done_;
 };

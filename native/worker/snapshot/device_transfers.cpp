@@ -13,19 +13,17 @@ void Transfers::begin() {
   if (device_.is_cpu()) return;
   std::lock_guard lock(mutex_);
   if (!copies_) copies_.emplace(device_, piece_bytes_);
-  if (!lost_) lost_.emplace(device_);
   copies_->follow();
 }
 
 uint64_t Transfers::take_lost_ns() {
-  std::optional<LostTime> taken;
+  LostTime taken;
   {
-    std::lock_guard lock(mutex_);
-    if (!lost_) return 0;
-    taken.swap(lost_);
-    lost_.emplace(device_);
+    Lock lock(mutex_);
+    changed_.wait(lock, [this] { return !urgent_; });  // a wait that has not ended
+    std::swap(taken, lost_);
   }
-  return taken->take_ns();
+  return taken.take_ns();
 }
 
 // Keeps the stream's queue filled as far as there are buffers, and moves on what has been copied.
@@ -144,15 +142,16 @@ void Transfers::settle_for_kernels(const TransferPtr& transfer) {
       if (transfer->copied_ && transfer->copied_->query()) {
         transfer->followed_ = true;
       } else {
-        c10::Event began = lost_->now();
+        EventPtr began = record_time(device_);
         await_started(lock, transfer, /*finished=*/false);
         follow(*transfer);
-        lost_->add(std::move(began));
+        lost_.add(std::move(began), record_time(device_));
       }
     } catch (...) {
       fail();
     }
     urgent_.reset();
+    changed_.notify_all();
   }
   settling_ns_ += monotonic_ns() - began;
   if (!transfer->followed_ && !transfer->finished()) drop(transfer);

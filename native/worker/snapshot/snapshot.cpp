@@ -195,16 +195,13 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   Making making(free_ranges());
   Taken taken;
   uint64_t parked = 0;
-  std::optional<LostTime> lost;
-  if (!state_.device.is_cpu() && !stop) lost.emplace(state_.device);
+  DeviceTime* const time = state_.time && !stop ? &*state_.time : nullptr;
   try {
     orders_.while_parked([&] {
       const uint64_t parked_at = monotonic_ns();
-      std::optional<c10::Event> parking;
-      if (lost) parking = lost->now();
+      if (time) time->freeze();
       making.snapshot.header.position = position;
       freeze(making);
-      if (lost) lost->add(*std::move(parking));
       state_.exactness.note_snapshot(position, agent_.retained.load(), page);
       if (stop) {
         saves_.schedule(making.order());
@@ -228,8 +225,12 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
       orders_.wake();  // to free what was held for this snapshot
     }
     making.small.fill(making.snapshot.tables);
-    taken.stalled_ns =
-        lost ? lost->take_ns() + saves_.take_lost_ns() : parked + saves_.settling_ns() - settling;
+    if (time) {
+      orders_.await_resumed();
+      taken.stalled_ns = time->take_lost_ns() + saves_.take_lost_ns();
+    } else {
+      taken.stalled_ns = parked + saves_.settling_ns() - settling;
+    }
     taken.fd = write_snapshot(making.snapshot);
   } catch (...) {
     saves_.give_up();

@@ -143,7 +143,7 @@ void load_rest(Reader& in, State& state) {
   if (events > State::kEventsMax) refuse("too many events");
   for (uint32_t i = 0; i < events && in.ok(); ++i) {
     const uint32_t number = in.get<uint32_t>();
-    state.events[number] = in.get<int64_t>();
+    state.events[number] = Stamp{in.get<int64_t>(), {}, {}};
   }
   load_settings(in, state);
   state.failures = in.get<uint32_t>();
@@ -205,7 +205,8 @@ void put_tables(Writer& out, State& state, Gather& small,
   out.put<uint32_t>(static_cast<uint32_t>(state.events.size()));
   for (const auto& [number, stamp] : state.events) {
     out.put<uint32_t>(number);
-    out.put<int64_t>(stamp);
+    if (stamp.event) small.add(out.size(), stamp);
+    out.put<int64_t>(stamp.ns);
   }
   out.put<uint8_t>(state.settings.has_value());
   if (state.settings) put_settings(out, *state.settings);

@@ -60,8 +60,8 @@ DeviceKind kind_of(c10::Device device);
 uint64_t saved_bytes(const Slot& slot);
 
 // Writes the tables, while no record is executed. `place` is called once for each storage that lies
-// in the arena, in the order of the extents. The bytes of the others that are on a device are added
-// to `small`, and left open.
+// in the arena, in the order of the extents. The bytes of the others that are on a device, and
+// times that it has not reached yet, are added to `small`, and left open.
 void put_tables(Writer& out, State& state, Gather& small,
                 const std::function<void(uint32_t id, Slot& slot)>& place);
 

@@ -147,8 +147,10 @@ void Transfers::settle(const TransferPtr& transfer) {
     urgent_ = transfer;
     try {
       if (copies_) {
+        const bool save = direction_ == Direction::save;
+        EventPtr began = save ? record_time(device_) : nullptr;
         await_started(lock, transfer, /*finished=*/true);
-        if (direction_ == Direction::load) follow(*transfer);
+        save ? lost_.add(std::move(began), record_time(device_)) : follow(*transfer);
       } else {
         await_moved(lock, transfer);
       }
@@ -156,6 +158,7 @@ void Transfers::settle(const TransferPtr& transfer) {
       fail();
     }
     urgent_.reset();
+    if (copies_) changed_.notify_all();
     settling_ns_ += monotonic_ns() - began;
   }
   if (transfer->finished()) return;

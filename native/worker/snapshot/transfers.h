@@ -172,7 +172,7 @@ class Transfers {
   std::vector<std::thread> threads_;
   std::optional<CopyStream> copies_;  // of a device
   std::deque<Flight> flights_;        // in the order of the stream
-  std::optional<LostTime> lost_;
+  LostTime lost_;
   size_t unfinished_ = 0;
   size_t helping_ = 0;
   std::exception_ptr failure_;

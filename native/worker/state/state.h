@@ -10,6 +10,7 @@
 #include "worker/exec/failures.h"
 #include "worker/exec/generators.h"
 #include "worker/exec/operators.h"
+#include "worker/state/device_time.h"
 #include "worker/state/exactness.h"
 #include "worker/state/storages.h"
 
@@ -23,15 +24,18 @@ struct State {
         limits(limits),
         storages(device, granted),
         operators(device.type() == c10::DeviceType::CPU, limits.allowed),
-        generators(device) {}
+        generators(device) {
+    if (!device.is_cpu()) time.emplace(device);
+  }
 
   c10::Device device;
   Limits limits;
   Storages storages;
   Operators operators;
   Generators generators;
-  std::unordered_map<uint32_t, int64_t> events;  // CLOCK_MONOTONIC of each, ns
-  std::optional<Settings> settings;              // none: torch's initial settings
+  std::optional<DeviceTime> time;  // of a device other than the CPU
+  std::unordered_map<uint32_t, Stamp> events;
+  std::optional<Settings> settings;  // none: torch's initial settings
   // The first failure that no request has reported yet, and the number of failures so far:
   // see Note [Failures] in executor.h.
   std::optional<Failure> pending;

@@ -62,8 +62,9 @@ void wait_for(Ready ready) {
 }
 
 struct Running {
-  explicit Running(uint64_t copy_bytes_per_s) {
-    AsyncDevice::at().reset(options(copy_bytes_per_s));
+  explicit Running(uint64_t copy_bytes_per_s) : Running(options(copy_bytes_per_s)) {}
+  explicit Running(const DeviceOptions& options) {
+    AsyncDevice::at().reset(options);
     host.options.device = AsyncDevice::device();
     host.start();
   }
@@ -91,7 +92,7 @@ double lost_share(uint64_t bytes) {
   const uint64_t kernels = std::max<uint64_t>(300, 3 * (bytes >> 20));
   training.compute(2 * kernels);
   training.update(2);
-  wait_for([&] { return host.worker().consumed.load() + (1 << 12) > host.head(); });
+  wait_for([&] { return host.worker().consumed.load() == host.head(); });
   const uint64_t before = device.lost_ns(), launched = device.launched();
   Taken taken;
   std::thread taking([&] { taken = host.session().snapshot(Manner::beside); });
@@ -159,4 +160,78 @@ TEST(small_storages_are_brought_to_the_host_by_one_copy) {
   const File snapshot(host.session().snapshot(Manner::beside).fd);
   EXPECT(training.small().size() > 100);
   EXPECT_EQ(device.copied() - before, 1u);
+}
+
+// The device executes all that it was given while the main thread is parked, and then nothing.
+TEST(a_pause_for_a_snapshot_costs_what_the_device_lost) {
+  AsyncDevice& device = AsyncDevice::at();
+  DeviceOptions slow = options(0);
+  slow.kernel_ns = 4'000'000;
+  slow.pinning_ns = 250'000'000;
+  Running running(slow);
+  Host& host = running.host;
+  Training training(host, 0);
+  host.synchronize();
+  training.compute(250);
+  const uint64_t launched = device.launched();
+  wait_for([&] { return device.launched() >= launched + 20; });
+  const uint64_t before = device.lost_ns();
+  const Taken taken = host.session().snapshot(Manner::beside);
+  const File snapshot(taken.fd);
+  host.wait_consumed();
+  const uint64_t lost = device.lost_ns() - before;
+  std::printf("      the device lost %.2f ms; by the worker %.2f ms\n",
+              static_cast<double>(lost) / 1e6, static_cast<double>(taken.stalled_ns) / 1e6);
+  EXPECT(lost > 50'000'000);
+  EXPECT(taken.stalled_ns >= lost - lost / 10);
+  EXPECT(taken.stalled_ns <= lost + lost / 10);
+}
+
+TEST(memory_that_waits_for_a_snapshot_is_part_of_its_cost) {
+  AsyncDevice& device = AsyncDevice::at();
+  Running running(uint64_t{256} << 20);  // slow: 4 ms for a parameter
+  Host& host = running.host;
+  Training training(host, 128 << 20);
+  host.synchronize();
+  training.compute(50);
+  wait_for([&] { return host.worker().consumed.load() == host.head(); });
+  const uint64_t before = device.lost_ns();
+  host.grant(160 << 20);
+  Taken taken;
+  std::atomic<bool> frozen{false};
+  std::thread taking(
+      [&] { taken = host.session().snapshot(Manner::beside, [&] { frozen = true; }); });
+  wait_for([&] { return frozen.load(); });
+  // The old ones stay in memory until they were copied.
+  for (const Tensor& tensor : training.parameters()) host.free(tensor.id);
+  for (size_t i = 0; i < training.parameters().size(); ++i) {
+    training.fill(host.allocate({static_cast<int64_t>(kParameterBytes / 4)}), 3);
+  }
+  wait_for([&] { return host.worker().consumed.load() == host.head(); });
+  device.synchronize(0);
+  const uint64_t lost = device.lost_ns() - before;
+  taking.join();
+  const File snapshot(taken.fd);
+  std::printf("      the device lost %.2f ms; by the worker %.2f ms\n",
+              static_cast<double>(lost) / 1e6, static_cast<double>(taken.stalled_ns) / 1e6);
+  EXPECT(lost > 50'000'000);
+  EXPECT(taken.stalled_ns > lost / 2);  // a busy machine launches its kernels late, too
+  EXPECT(taken.stalled_ns < lost * 13 / 10);
+}
+
+TEST(a_snapshot_of_a_program_that_rests_costs_nothing) {
+  AsyncDevice& device = AsyncDevice::at();
+  Running running(0);
+  Host& host = running.host;
+  Training training(host, 1 << 20);
+  for (int i = 0; i < 3; ++i) {
+    host.synchronize();
+    training.compute(1);
+    host.synchronize();
+    wait_for([&] { return host.worker().asleep.load() != 0; });
+    const Taken taken = host.session().snapshot(Manner::beside);
+    const File snapshot(taken.fd);
+    EXPECT_EQ(taken.stalled_ns, uint64_t{0});
+    device.synchronize();
+  }
 }
