@@ -61,7 +61,7 @@ AsyncDevice::AsyncDevice(int index) : index_(index) {
 
 void AsyncDevice::reset(const DeviceOptions& options) {
   Lock lock(mutex_);
-  held_ = false;
+  held_ = pool_held_ = false;
   changed_.notify_all();
   changed_.wait(lock, [this] {
     for (size_t stream = 0; stream < kStreams; ++stream) {
@@ -125,6 +125,12 @@ void AsyncDevice::hold(bool on) {
   Lock lock(mutex_);
   if (held_ && !on) lines_[0].end_ns = std::max(lines_[0].end_ns, monotonic_ns());
   held_ = on;
+  changed_.notify_all();
+}
+
+void AsyncDevice::hold_pool(bool on) {
+  Lock lock(mutex_);
+  pool_held_ = on;
   changed_.notify_all();
 }
 
@@ -277,7 +283,7 @@ void AsyncDevice::serve(size_t stream) {
   Lock lock(mutex_);
   Line& line = lines_[stream];
   while (true) {
-    changed_.wait(lock, [&] { return !line.queue.empty() && (!held_ || stream != 0 || lost_); });
+    changed_.wait(lock, [&] { return !line.queue.empty() && (!stopped(stream) || lost_); });
     Task task = std::move(line.queue.front());
     line.queue.pop_front();
     line.running = true;

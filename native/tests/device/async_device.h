@@ -126,8 +126,9 @@ class AsyncDevice {
   std::vector<uint64_t> refused();
   // Memory that other processes take.
   void occupy(uint64_t bytes);
-  // The default stream stops before its next task until it is released.
+  // The default stream, or those of the pool, stop before their next task until they are released.
   void hold(bool on);
+  void hold_pool(bool on);
 
   bool lost();
   std::vector<std::string> violations();
@@ -192,6 +193,7 @@ class AsyncDevice {
   void keep(const DeviceBlockPtr& block);
   bool settled(const DeviceBlock& block, size_t except) const;
   void release_kept(Lock& lock);
+  bool stopped(size_t stream) const { return stream == 0 ? held_ : pool_held_; }
   bool empty(size_t stream) const {
     return lines_[stream].queue.empty() && !lines_[stream].running;
   }
@@ -205,7 +207,7 @@ class AsyncDevice {
   std::array<Line, kStreams> lines_;
   std::optional<DeviceFault> lost_;
   bool reported_ = false;
-  bool held_ = false;
+  bool held_ = false, pool_held_ = false;
   bool context_ = false;
   uint64_t launched_ = 0, copied_ = 0;
   std::map<uint64_t, DeviceFault> faults_;  // by the number of the launch

@@ -109,7 +109,7 @@ void AsyncDevice::record_stream(const DeviceBlockPtr& block, size_t stream) {
 
 // Waits for the device, as cudaFree does.
 void AsyncDevice::release_kept(Lock& lock) {
-  held_ = false;
+  held_ = pool_held_ = false;
   std::vector<DeviceBlockPtr> going;
   changed_.wait(lock, [&] {
     return std::all_of(kept_.begin(), kept_.end(),

@@ -317,7 +317,7 @@ bool Executor::synchronize() {
   expect_request(true);
   bool taken = true;
   if (reports_pending(taken)) return taken;
-  wait_for_device(state_.device);
+  wait_for_operators(state_.device);
   return answers_.send(end_, AnswerStatus::ok, {});
 }
 

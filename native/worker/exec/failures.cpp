@@ -108,6 +108,12 @@ void wait_for_device(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
+void wait_for_operators(c10::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getDefaultStream(device));
+}
+
 void throw_if_lost(c10::Device device, uint64_t position, const std::string& operation) {
   try {
     throw;

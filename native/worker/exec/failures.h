@@ -90,7 +90,9 @@ Failure describe_exception(c10::Device device, uint64_t position, const std::str
 // True if the exception that is being handled is a lack of memory on the device.
 bool lacks_device_memory() noexcept;
 
-// Waits for the work of a device; returns at once for a software device.
+// Wait for all that a device was given, or for what operators have given it, not for copies beside
+// them; return at once for a software device.
 void wait_for_device(c10::Device device);
+void wait_for_operators(c10::Device device);
 
 }  // namespace sing
