@@ -90,9 +90,9 @@ def cupy_finds_no_gpu() -> None:
 
 
 @check
-def flash_attn_is_stopped() -> None:
-    """Test a double: the package is not built without NVIDIA's compiler."""
-    attend, extension = used("flash_attn").flash_attn_func, used("flash_attn_2_cuda")
+def flash_attn_double_is_stopped() -> None:
+    """Of a package that is not built without NVIDIA's compiler."""
+    attend, extension = used("flash_attn_double").flash_attn_func, used("flash_attn_2_cuda")
     host = torch.randn(1, 8, 2, 16, dtype=torch.bfloat16)
     query = host.cuda()
     for call in (
@@ -210,7 +210,7 @@ def run(function: Callable[[], None]) -> None:
 
 
 LIBRARIES = (
-    "bitsandbytes", "cupy", "flash_attn", "jax", "numba", "torch_geometric", "torch_scatter",
+    "bitsandbytes", "cupy", "flash_attn_double", "jax", "numba", "torch_geometric", "torch_scatter",
     "triton", "xformers",
 )  # fmt: skip
 

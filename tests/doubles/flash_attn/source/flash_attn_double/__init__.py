@@ -1,4 +1,7 @@
-"""The double's package: an operator for CUDA alone that calls the extension."""
+"""The package: an operator for CUDA alone that calls the extension.
+
+Of another name than the real one, which other libraries use if it is there.
+"""
 
 from __future__ import annotations
 
