@@ -88,11 +88,11 @@ class DeviceHealth:
 
     async def _poll(self) -> None:
         while True:
+            self._due.clear()  # a loss during the check is followed by another one
             try:
                 await self.check()
             except Exception as error:  # of a driver: whatever it is, it is no reason to end this
                 log.warning("The GPUs' health is unknown: %s", error)
-            self._due.clear()
             try:
                 async with asyncio.timeout(POLL_SECONDS):
                     await self._due.wait()

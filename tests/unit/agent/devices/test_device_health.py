@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
 
 from kernelproxy.agent.devices.device_allocator import DeviceAllocator
-from kernelproxy.agent.devices.device_health import LOSS_SECONDS, DeviceHealth
+from kernelproxy.agent.devices.device_health import LOSS_SECONDS, POLL_SECONDS, DeviceHealth
 from kernelproxy.common.errors import DeviceError
 from kernelproxy.common.protocol import DeviceLost
 from kernelproxy.devices import configured_devices
@@ -99,3 +100,32 @@ def test_losses_with_a_long_time_between_are_no_sign_of_a_bad_device() -> None:
     host.now = LOSS_SECONDS + 1
     host.lose("two")
     assert host.happened == []
+
+
+def test_a_loss_during_a_check_is_followed_by_another_check() -> None:
+    async def checked_twice() -> None:
+        loop, twice = asyncio.get_running_loop(), asyncio.Event()
+        asked: list[list[str]] = []
+        lost = threading.Event()
+
+        def lose() -> None:
+            host.lose("ada")
+            lost.set()
+
+        def ask(uuids: list[str]) -> dict[str, str]:
+            asked.append(uuids)
+            if len(asked) == 1:
+                loop.call_soon_threadsafe(lose)
+                lost.wait()
+            else:
+                loop.call_soon_threadsafe(twice.set)
+            return {}
+
+        health = DeviceHealth(host.allocators, lambda _: None, lambda _: None, ask)
+        health.begin()
+        async with asyncio.timeout(POLL_SECONDS / 2):
+            await twice.wait()
+        await health.close()
+
+    host = Host()
+    asyncio.run(checked_twice())
