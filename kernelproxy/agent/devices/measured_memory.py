@@ -108,7 +108,8 @@ class MeasuredMemory:
             if not self._measuring.done():
                 self.answers = False
                 return False
-            sample, self._measuring = self._measuring.result(), None
+            measured, self._measuring = self._measuring, None
+            sample = measured.result()
         self._measured_at = time.monotonic()
         self.answers = sample is not None
         if sample is None:
