@@ -33,6 +33,20 @@ def hide() -> None:
     os.putenv(VISIBLE, _NONE)
 
 
+def hide_again() -> None:
+    """Hide all GPUs, also in a child of a process that has hidden them.
+
+    Then `os.environ` has the user's value again.
+    """
+    before = os.environ.pop(_BEFORE_VARIABLE, None)
+    if before is not None and os.environ.get(VISIBLE) == _NONE:
+        if before:
+            os.environ[VISIBLE] = before
+        else:
+            del os.environ[VISIBLE]
+    hide()
+
+
 def withdraw() -> None:
     """Hide the GPUs in a process that may use them directly, and from its children."""
     os.environ.pop(DIRECT_VARIABLE, None)

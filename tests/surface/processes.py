@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -28,25 +29,84 @@ def pinned_memory_and_loaders_with_workers() -> None:
     assert sum(x.cuda(non_blocking=True).sum().item() for (x,) in loader) == 190.0
 
 
+def in_a_fork(use: Callable[[], object]) -> str:
+    """Return what a function returns or raises in a forked child, as text."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(send, str(use()).encode())
+        except RuntimeError as error:
+            os.write(send, str(error).encode())
+        os._exit(0)
+    os.close(send)
+    os.waitpid(child, 0)
+    text = os.read(receive, 1000).decode()
+    os.close(receive)
+    return text
+
+
+def trained() -> list[float]:
+    """Return the weights after a step of training, by the device."""
+    torch.manual_seed(5)
+    net = torch.nn.Linear(3, 2).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(torch.randn(4, 3, device="cuda")).square().sum().backward()
+    optimizer.step()
+    return [*net.weight.flatten().tolist(), *net.bias.tolist()]
+
+
 @check
-def a_forked_child_raises_what_cuda_raises() -> None:
+def a_forked_child_has_a_session_of_its_own() -> None:
+    expected = trained()
+    sessions = {os.environ["SING_SESSION"]}
+    for _ in range(2):
+        weights, session = in_a_fork(lambda: (trained(), os.environ["SING_SESSION"])).rsplit(",", 1)
+        assert weights == f"({expected}", weights
+        sessions.add(session.strip(" ')"))
+    assert len(sessions) == 3
+    assert trained() == expected
+
+
+@check
+def a_forked_child_cannot_use_what_its_parent_made() -> None:
     x = torch.ones(1, device="cuda")
-    for use in (lambda: x + 1, lambda: torch.ones(1, device="cuda"), torch.cuda.synchronize):
-        receive, send = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                use()
-                os.write(send, b"nothing was raised")
-            except RuntimeError as error:
-                os.write(send, str(error).encode())
-            os._exit(0)
-        os.close(send)
-        os.waitpid(child, 0)
-        text = os.read(receive, 1000).decode()
-        os.close(receive)
-        assert text.startswith("Cannot re-initialize CUDA in forked subprocess"), text
+    event, generator = torch.cuda.Event(enable_timing=True), torch.Generator("cuda")
+    event.record()
+    for use in (
+        lambda: x + 1,
+        x.item,
+        lambda: torch.rand(1, device="cuda", generator=generator),
+        event.record,
+    ):
+        assert "the process from which this one was forked" in in_a_fork(use)
+    assert in_a_fork(lambda: (event.query(), torch.cuda.synchronize())) == "(True, None)"
     assert (x + 1).item() == 2
+
+
+@check
+def a_forked_child_that_only_seeds_opens_no_session() -> None:
+    torch.ones(1, device="cuda")
+    before = os.environ["SING_SESSION"]
+    assert in_a_fork(lambda: (torch.manual_seed(1), os.environ["SING_SESSION"])[1]) == before
+
+
+def fill(index: int) -> str:
+    """Use several devices, which are labels of the same one."""
+    torch.cuda.set_device(index)
+    x = torch.randn(2, 3, requires_grad=True, device="cuda")
+    y = x.to("cuda:1") @ torch.ones(3, 2, device="cuda:1")
+    y.sum().backward()
+    assert x.grad is not None
+    devices = [x.device, x.grad.device, y.device, (y * 2).device, torch.empty_like(y).device]
+    return f"{[each.index for each in devices]} {torch.equal(x.grad.cpu(), torch.full((2, 3), 2.0))}"
+
+
+@check
+def a_child_uses_any_device_as_a_label() -> None:
+    assert in_a_fork(lambda: fill(3)) == "[3, 3, 1, 1, 1] True"
+    assert in_a_fork(lambda: fill(0)) == "[0, 0, 1, 1, 1] True"
+    assert torch.cuda.device_count() == 1
 
 
 def in_another_process(queue: Any, given: torch.Tensor) -> None:

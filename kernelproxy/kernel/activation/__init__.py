@@ -6,6 +6,7 @@ Needs the standard library only, so that it works in environments that have torc
     ├ gpu_libraries.py    a line at the import of libraries that would need the GPU
     ├ agent_connection.py until that import: connection over which the daemon reaches a notebook
     └ import_hook.py      at that import: native client, session, then torch itself
+      ├ session_join.py   the session, perhaps later: child_session.py
       ├ native_client.py  the native client's C functions
       └ ../torch_cuda     names of ``torch._C`` that CPU wheels lack, and patches of torch
 
@@ -21,12 +22,7 @@ from kernelproxy.kernel import gpu_access
 from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.activation.state import Activation, cell, cell_asked, current
 
-__all__ = ["Activation", "activate", "cell", "cell_asked", "current", "listen"]
-
-# Holds the process id of the activated process, so that another process which inherits the
-# variables of a kernel does not become a second client of the kernel's session.
-CLIENT_VARIABLE = "SING_CLIENT"
-
+__all__ = ["Activation", "activate", "activate_child", "cell", "cell_asked", "current", "listen"]
 
 def activate() -> bool:
     """Proxy the torch that this process will import, if it is the kernel of a session.
@@ -48,9 +44,9 @@ def activate() -> bool:
     session, reason = os.environ.get("SING_SESSION", ""), os.environ.get("SING_REASON", "")
     if not (session or reason) or found.session or found.reason:
         return bool(found.session and not found.reason)
-    if os.environ.get(CLIENT_VARIABLE, str(os.getpid())) != str(os.getpid()):
+    if os.environ.get(state.CLIENT_VARIABLE, str(os.getpid())) != str(os.getpid()):
         return False
-    os.environ[CLIENT_VARIABLE] = str(os.getpid())
+    os.environ[state.CLIENT_VARIABLE] = str(os.getpid())
     _leave_python_path()
     from kernelproxy.kernel.activation import gpu_libraries, import_hook
 
@@ -64,7 +60,26 @@ def activate() -> bool:
         state.explain("torch was imported before the device session could be joined")
         return False
     sys.meta_path.insert(0, import_hook.TorchFinder(found))
+    os.register_at_fork(after_in_child=state.begin_child)
     return not found.reason
+
+
+def activate_child() -> None:
+    """Proxy the torch that this process will import; it opens a session when it uses the device.
+
+    Called once, early, in processes that a kernel or a program with a session has started.
+    """
+    from kernelproxy.kernel.activation import gpu_libraries, import_hook
+
+    found = current()
+    found.session, found.child = os.environ.get("SING_SESSION", ""), True
+    if not gpu_access.is_direct():
+        gpu_access.hide_again()
+        gpu_libraries.install(import_hook.watch)
+    if gpu_access.hides_all(os.environ):
+        found.reason = state.HIDDEN
+    sys.meta_path.insert(0, import_hook.TorchFinder(found))
+    os.register_at_fork(after_in_child=state.begin_child)
 
 
 def listen() -> None:

@@ -1,7 +1,7 @@
 """Import hook: joins the session when torch is imported.
 
 Two imports are watched. ``torch``: before its module executes, the native client is loaded and the
-session joined, because torch latches its device hooks during its initialisation. ``torch._C``:
+session joined (or prepared to be opened: `session_join`), because torch latches its device hooks during its initialisation. ``torch._C``:
 after it executed and before ``torch`` uses it, it gets the names that builds without CUDA lack
 (`torch_c_names`), so that ``torch.cuda`` finds them.
 """
@@ -14,25 +14,21 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 
-from kernelproxy.common import paths
 from kernelproxy.common.errors import NativeError, SingError
-from kernelproxy.common.ipc.agent_client import connect
-from kernelproxy.common.protocol import Attach, Attached
 from kernelproxy.kernel import gpu_access
-from kernelproxy.kernel.activation import compile_progress, inductor_backend, op_libraries
-from kernelproxy.kernel.activation.agent_connection import Link
+from kernelproxy.kernel.activation import inductor_backend, op_libraries, session_join
 from kernelproxy.kernel.activation.native_client import NativeClient
-from kernelproxy.kernel.activation.state import HIDDEN, Activation, current, explain, joined
+from kernelproxy.kernel.activation.state import (
+    HIDDEN,
+    Activation,
+    children_have_sessions,
+    explain,
+    joined,
+)
 from kernelproxy.kernel.torch_cuda import patches, python_kernels, torch_c_names
-from kernelproxy.native import build
 
-#: The daemon answers when a zygote has imported torch, which is slow on an overloaded machine. The
-#: zygote may have to compile first, even by itself, if its cache is not the kernel's. A kernel that
-#: gave up earlier would never have a device.
-ATTACH_SECONDS_MAX = 1800.0
 #: First version of torch that lets us guard the addresses of tensors.
 _GUARDED = (2, 13)
 
@@ -48,6 +44,8 @@ class TorchFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Called by the import system for every module that is not imported yet."""
         if fullname not in ("torch", "torch._C"):
+            return None
+        if self._state.child and not children_have_sessions():
             return None
         spec = _find(self, fullname, path, target)
         if spec is None or spec.loader is None:
@@ -69,6 +67,7 @@ class TorchFinder(MetaPathFinder):
         execute(module)
         sys.meta_path.remove(self)
         if self._state.client is not None:
+            _install(self._client().keep_autograd_single_threaded)
             _install(lambda: patches.install(module, self._client()))
             take_over = self._client().take_over_operators
             _install(lambda: op_libraries.install(module.library, module._ops, take_over))
@@ -94,12 +93,32 @@ class TorchFinder(MetaPathFinder):
         if not gpu_access.is_direct():
             gpu_access.hide()
         try:
-            joined(join_session(self._state.session, spec))
+            self._load(spec)
         except (SingError, OSError) as error:
             explain(str(error).rstrip("."))
         except Exception as error:
             # A bug of ours must not prevent the user's import of torch.
             explain(f"internal error, please report it: {type(error).__name__}: {error}")
+
+    def _load(self, spec: ModuleSpec) -> None:
+        """Load the client, and join the session if this process is the one it was opened for.
+
+        Raises
+        ------
+        SingError
+            If that is not possible; torch stays unchanged then.
+        """
+        loaded = session_join.load(spec)
+        _check_direct_gpu(loaded.torch_version.split("+")[0])
+        if not self._state.child:
+            loaded.join(self._state.session)
+        loaded.client.register()
+        if children_have_sessions():
+            loaded.client.on_first_use(loaded.open)
+        if self._state.child:
+            self._state.client = loaded.client
+        else:
+            joined(loaded.client)
 
 
 class LaterFinder(MetaPathFinder):
@@ -192,39 +211,3 @@ def _check_direct_gpu(version: str) -> None:
         "compute wrong numbers from its tensors. It needs torch 2.13.",
         file=sys.stderr,
     )
-
-
-def join_session(session: str, spec: ModuleSpec) -> NativeClient:
-    """Load the native client for the torch that `spec` names and join a session with it.
-
-    Raises
-    ------
-    SingError
-        If there is no native client for this torch, or the daemon refuses.
-    """
-    if not spec.origin:
-        raise NativeError("torch has no directory")
-    info = build.describe(Path(spec.origin).parent)
-    _check_direct_gpu(info.short)
-    with compile_progress.Shown() as shown:
-        parts = build.ensure(info, shown)
-    attach, path = Attach(session, info.version), paths.socket_path()
-    control = connect(start=False, path=path)
-    try:
-        reply, fds = control.call_with_fds(attach, ATTACH_SECONDS_MAX)
-        try:
-            if not isinstance(reply, Attached) or len(fds) != 4:
-                raise NativeError("the daemon gave an unexpected answer")
-            client = NativeClient.load(parts.client, info.directory)
-            bell = control.detach().detach()
-            client.connect(fds, bell)
-        finally:
-            for fd in fds:
-                os.close(fd)
-    finally:
-        control.close()
-    link = Link(bell, attach, path, client.give_up, client)
-    os.register_at_fork(after_in_child=link.disown)
-    current().link = link
-    link.start()
-    return client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,10 @@ TORCH_LIBRARIES = (
 )
 _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_connect": ([ctypes.c_int] * 5, ctypes.c_int),
+    "sing_client_register": ([], None),
+    "sing_client_on_first_use": ([ctypes.py_object], ctypes.py_object),
+    "sing_client_keep_autograd_single_threaded": ([], ctypes.py_object),
+    "sing_client_label_count": ([], ctypes.c_int),
     "sing_client_error": ([], ctypes.c_char_p),
     "sing_client_synchronize": ([], ctypes.py_object),
     "sing_client_memory": ([], ctypes.py_object),
@@ -92,6 +96,29 @@ class NativeClient:
         if self._library.sing_client_connect(*fds, bell_fd) != 0:
             text = self._library.sing_client_error() or b"unknown reason"
             raise NativeError(f"the session cannot be joined ({text.decode(errors='replace')})")
+
+    def register(self) -> None:
+        """Register the device with torch, before torch is imported."""
+        self._library.sing_client_register()
+
+    def on_first_use(self, opener: Callable[[], object]) -> None:
+        """Set the function that joins a session, by `connect`, when the device is used without one.
+
+        It is called in this process and in those forked from it; what it raises is raised by the
+        operator.
+        """
+        self._library.sing_client_on_first_use(opener)
+
+    def keep_autograd_single_threaded(self) -> None:
+        """Make backward passes run in the threads that call them, also in forked children.
+
+        Called after the import of torch, before the first backward pass.
+        """
+        self._library.sing_client_keep_autograd_single_threaded()
+
+    def label_count(self) -> int:
+        """Number of devices that programs see; each is a label of the session's device."""
+        return int(self._library.sing_client_label_count())
 
     def leave(self, seconds: float) -> None:
         """Release the session's memory for a while; users of the device block until `rejoin`.
@@ -218,5 +245,5 @@ class NativeClient:
         self._library.sing_client_give_up()
 
     def forked(self) -> bool:
-        """True if this process was forked from the one that joined."""
+        """True if this process was forked from one that joined, and cannot open a session."""
         return bool(self._library.sing_client_forked())

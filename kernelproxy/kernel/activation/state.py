@@ -82,7 +82,9 @@ class Activation:
     Parameters
     ----------
     session : str
-        Id of the session, "" if there is none.
+        Id of the session, "" if there is none; of a child that has not opened one: its parent's.
+    child : bool
+        Whether this process opens a session of its own when it uses the device.
     reason : str
         Why torch runs on CPU only, "" if it does not (or was not imported yet).
     client : NativeClient or None
@@ -98,6 +100,7 @@ class Activation:
     """
 
     session: str = ""
+    child: bool = False
     reason: str = ""
     client: NativeClient | None = None
     cells: int = 0
@@ -106,6 +109,11 @@ class Activation:
     link: AgentLine | None = None
 
 
+#: Holds the process id of the process for which a session was opened, so that another process
+#: which inherits its variables does not become a second client of that session.
+CLIENT_VARIABLE = "SING_CLIENT"
+#: 0: processes that a kernel or program starts or forks have no device.
+CHILDREN_VARIABLE = "SING_CHILDREN"
 #: A reason for `explain`.
 HIDDEN = "CUDA_VISIBLE_DEVICES hides all devices"
 
@@ -115,6 +123,21 @@ _current = Activation()
 on_request: Callable[[KernelRequest], object] | None = None
 #: Called in a restored process, before the session is joined again.
 on_restored: Callable[[Woken], object] | None = None
+
+
+def children_have_sessions() -> bool:
+    """True if processes that this one starts or forks open sessions of their own."""
+    return os.environ.get(CHILDREN_VARIABLE, "") != "0"
+
+
+def begin_child() -> None:
+    """Called in a forked child: what its parent has of the session is not its own."""
+    global _lock, on_request, on_restored
+    _lock = threading.Lock()  # perhaps held at the fork
+    _current.child, _current.listening, _current.link = True, None, None
+    on_request = on_restored = None
+    if "torch.cuda" in sys.modules:  # launchers say in each child how many devices there are
+        sys.modules["torch.cuda"].__dict__["_cached_device_count"] = None
 
 
 def current() -> Activation:

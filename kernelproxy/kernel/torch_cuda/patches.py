@@ -34,7 +34,8 @@ _NO_POINTERS = "device memory lies in another process"
 def install(torch: ModuleType, client: NativeClient) -> None:
     """Patch the imported `torch`; called by the import hook, once."""
     # device_count() uses NVML first; that would count devices that this session does not have.
-    torch.cuda._cached_device_count = 1
+    torch.cuda._device_count_nvml = lambda: -1
+    _patch_autograd(torch)
     torch.cuda._get_pynvml_handler = _no_nvml
     torch.cuda.list_gpu_processes = torch.cuda.memory.list_gpu_processes = _no_nvml
     # Recurrent modules check this at every call, and would otherwise suggest to rebuild PyTorch.
@@ -160,13 +161,30 @@ def _patch_profiler(torch: ModuleType) -> None:
     torch.autograd.profiler._supported_activities = lambda: {*supported()} - {activity.CUDA}
 
 
+def _patch_autograd(torch: ModuleType) -> None:
+    """Run all backward passes in the threads that call them, as there are no others.
+
+    See `NativeClient.keep_autograd_single_threaded`; a thread in which no operator of the device was
+    called needs this.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    single = torch.autograd.set_multithreading_enabled
+
+    class Engine(type(engine)):  # type: ignore[misc]
+        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+            with single(False):
+                return super().run_backward(*args, **kwargs)
+
+    torch.autograd.Variable._execution_engine = Engine()
+
+
 def _patch_parallel(torch: ModuleType) -> None:
     """Patch ``nn.DataParallel`` for the only device: scattering and gathering are copies."""
 
     def scatter(tensor: Any, devices: Any, *args: Any) -> tuple[Any, ...]:
-        if list(devices) != [0]:
-            refuse("More than one device", "a session has one device, cuda:0")
-        return (tensor.to("cuda"),)
+        if len(devices) != 1:
+            refuse("More than one device", "a session has one device")
+        return (tensor.to(torch.device("cuda", devices[0])),)
 
     def broadcast(tensors: Any, devices: Any, *args: Any) -> list[list[Any]]:
         return [list(scatter(tensor, devices)) for tensor in tensors]

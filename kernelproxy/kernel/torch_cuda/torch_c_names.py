@@ -161,6 +161,13 @@ class DeviceProperties:
         )
 
 
+class _Generators(tuple[Any]):
+    """``torch.cuda.default_generators``: a session has one, under every label."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(0)
+
+
 def install(c: ModuleType, client: NativeClient) -> None:
     """Set the names in the extension module `c`.
 
@@ -234,26 +241,31 @@ def _others_of_cuda(c: ModuleType, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
-    """Return names for devices: there is one, its index is 0, and it is always the current one."""
+    """Return names for devices: each index is a label of the only one.
+
+    See Note [Labels] in ``native/client/ops/labels.h``.
+    """
 
     def init() -> None:
         # As the C++ initialisation of builds with CUDA.
         cuda = sys.modules["torch.cuda"].__dict__
-        cuda["default_generators"] = (client.default_generator(),)
+        cuda["default_generators"] = _Generators((client.default_generator(),))
         cuda["_get_device_properties"] = lambda device: properties()
 
     def properties() -> DeviceProperties:
         return DeviceProperties(client.device())
 
     def set_device(index: int) -> None:
-        if index not in (-1, 0):
-            raise c.AcceleratorError(
-                f"CUDA error: invalid device ordinal {index}: a session has one device, cuda:0"
-            )
+        if index >= 0:
+            exchange(index)
 
     def exchange(index: int) -> int:
-        set_device(index)
-        return 0 if index >= 0 else -1
+        if index < 0:
+            return -1
+        try:
+            return int(c._accelerator_exchangeDevice(index))
+        except RuntimeError as error:
+            raise c.AcceleratorError(str(error)) from None
 
     def maybe_exchange(index: int) -> int:  # a second function: dynamo compares by identity
         return exchange(index)
@@ -262,12 +274,12 @@ def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
     return {
         "_CudaDeviceProperties": DeviceProperties,
         "_cuda_init": init,
-        "_cuda_getDeviceCount": lambda: 1,
-        "_cuda_getDevice": lambda: 0,
+        "_cuda_getDeviceCount": client.label_count,
+        "_cuda_getDevice": lambda: int(c._accelerator_getDeviceIndex()),
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
         "_cuda_maybeExchangeDevice": maybe_exchange,
-        "_cuda_hasPrimaryContext": lambda index: index == 0,
+        "_cuda_hasPrimaryContext": lambda index: index < client.label_count(),
         "_cuda_canDeviceAccessPeer": lambda device, peer: False,
         "_cuda_isInBadFork": client.forked,
         "_cuda_synchronize": client.synchronize,
@@ -336,7 +348,7 @@ def _graph_names(client: NativeClient) -> dict[str, Any]:
 
 def _stream_names(c: ModuleType) -> dict[str, Any]:
     def current(device: int) -> tuple[int, int, int]:
-        return int(c._accelerator_getStream(0).stream_id), 0, CUDA
+        return int(c._accelerator_getStream(device).stream_id), device, CUDA
 
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
         c._accelerator_setStream(
@@ -348,7 +360,7 @@ def _stream_names(c: ModuleType) -> dict[str, Any]:
         "_CudaEventBase": event_base(c),
         "_cuda_getCurrentStream": current,
         "_cuda_getCurrentRawStream": lambda device: current(device)[0],
-        "_cuda_getDefaultStream": lambda device: (0, 0, CUDA),
+        "_cuda_getDefaultStream": lambda device: (0, device, CUDA),
         "_cuda_setStream": set_stream,
     }
 

@@ -15,6 +15,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
+#include "client/log/forks.h"
 #include "client/log/session.h"
 #include "client/ops/tensors.h"
 
@@ -63,21 +64,24 @@ bool uses_cudnn(const at::Tensor& input, at::TensorList state, size_t states,
   return weights.size() == cells * ((has_biases ? 4 : 2) + (projected ? 1 : 0));
 }
 
+std::mutex states_mutex;
+const HeldAtFork held_states(states_mutex);
+
 // State from which cuDNN draws its dropout: torch, too, keeps it as long as the process lives.
 at::Tensor dropout_state(const at::Tensor& input, double dropout, bool train) {
   if (dropout == 0 || !train) return {};
-  static auto* const states = new std::map<double, at::Tensor>();
-  static std::mutex mutex;
+  // By the process, as forked children have these tensors, too: Note [Opening] in session.h.
+  static auto* const states = new std::map<std::pair<uint32_t, double>, at::Tensor>();
   {
-    std::lock_guard lock(mutex);
-    const auto known = states->find(dropout);
+    std::lock_guard lock(states_mutex);
+    const auto known = states->find({generation, dropout});
     if (known != states->end()) return known->second;
   }
   const auto seed = static_cast<int64_t>(c10::detail::getNonDeterministicRandom() >> 1);
   const at::Tensor fresh =
       at::_cudnn_init_dropout_state(dropout, train, seed, input.options().dtype(at::kByte));
-  std::lock_guard lock(mutex);
-  return states->try_emplace(dropout, fresh).first->second;
+  std::lock_guard lock(states_mutex);
+  return states->try_emplace({generation, dropout}, fresh).first->second;
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn(int64_t mode, const at::Tensor& input,

@@ -1,6 +1,5 @@
 #include "client/log/session.h"
 
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -39,9 +38,6 @@ constexpr std::string_view kBell = R"({"kind": "Bell"})";
 // Position at which the worker slept when it was last woken; see Note [Waking].
 std::atomic<uint64_t> woken_at{UINT64_MAX};
 
-Session* session = nullptr;
-bool is_forked = false;
-
 void pause_core() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -65,24 +61,6 @@ void wake_worker(const WorkerPage& worker, const ClientPage& client) noexcept {
 
 }  // namespace
 
-Session& Session::get() {
-  TORCH_CHECK(!is_forked,
-              "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
-              "you must use the 'spawn' start method");
-  TORCH_CHECK(session != nullptr, "this process has no device session");
-  return *session;
-}
-
-bool Session::connected() { return session != nullptr; }
-bool Session::forked() { return is_forked; }
-
-void Session::connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
-  TORCH_CHECK(session == nullptr, "this process has a device session already");
-  // Never deleted: tensors are freed during and after the destruction of static objects.
-  session = new Session(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
-  pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
-}
-
 Session::Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd)
     : capacity_(file_bytes(log_fd)),
       log_map_(map_ring(log_fd, capacity_, true)),
@@ -95,6 +73,7 @@ Session::Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bel
   head_ = client_->head.load();
   TORCH_CHECK(head_ == 0, "the log of this session belongs to another process");
   settle();
+  woken_at.store(UINT64_MAX);
   note_settings();
 }
 
@@ -526,21 +505,6 @@ void Session::synchronize() { request(RecordKind::synchronize, {}, {}); }
 
 bool Session::reached(uint64_t position) const noexcept {
   return worker_->consumed.load(std::memory_order_acquire) >= position;
-}
-
-uint32_t Session::define(const std::string& name, const std::string& overload,
-                         std::span<const std::byte> origin) {
-  uint32_t number = 0;
-  {
-    std::lock_guard lock(mutex_);
-    number = operators_++;
-  }
-  Writer out;
-  out.put<uint32_t>(number);
-  out.put_string(name);
-  out.put_string(overload);
-  append(RecordKind::define, out.view(), origin);
-  return number;
 }
 
 void Session::note_settings() {

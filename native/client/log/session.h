@@ -22,6 +22,14 @@
 // answered. So such an answer is itself a record, written before the next record; so is the fact
 // that a request failed or was abandoned. Until that record is in the log, `answer_wanted` keeps
 // its position: then the answer ring has what the client received.
+//
+// Note [Opening]: a process that joins no session at `import torch` opens one of its own when it
+// first uses the device, and so does a process that was forked from one with a session. Until then
+// it has none, and everything that only describes a device, or frees what another process had,
+// works without one. A forked child keeps what is known of operators, shapes and settings; their
+// numbers are told to the new session before anything else. It keeps the objects of its parent,
+// too, such as tensors, but not what they stand for: each has the generation of the process that
+// made it, and is refused in a later one.
 #pragma once
 
 #include <atomic>
@@ -45,6 +53,9 @@ namespace sing::client {
 
 class Capture;
 
+// Number of forks between the first process with this library and this one; see Note [Opening].
+inline uint32_t generation = 0;
+
 // A storage as the client knows it; the context of a DataPtr points to one.
 struct Slot {
   uint32_t id;
@@ -52,6 +63,7 @@ struct Slot {
   uint64_t charged;        // as accounted: see charged_bytes
   std::byte* address;      // never dereferenced
   uint32_t address_class;  // size class of the address, for its reuse
+  uint32_t made_in = generation;
   // Note [Captures] in capture.h: number of captures that name it, the capture that made it, and
   // whether only captures still need it.
   uint32_t pins = 0;
@@ -68,11 +80,20 @@ struct Counters {
 
 class Session {
  public:
-  // The session of this process. connect() must have been called.
-  static Session& get();
-  static bool connected();
-  // True in a process forked from a connected one: the device is not usable there.
-  static bool forked();
+  // The session of this process, which may be opened for that; see Note [Opening].
+  static Session& get() {
+    Session* session = session_.load(std::memory_order_acquire);
+    if (session == nullptr) [[unlikely]]
+      session = &open();
+    return *session;
+  }
+  static bool connected() noexcept { return session_.load(std::memory_order_acquire) != nullptr; }
+  // Sets the function that opens a session, which calls connect(); it has the GIL.
+  static void on_first_use(std::function<void()> opener);
+  // True in a process that joins a session at its first use of the device.
+  static bool opened_here() noexcept;
+  // True in a process forked from a connected one that cannot open a session.
+  static bool forked() noexcept;
   static void connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
 
   // Appends one record whose payload is `payload` followed by `tail`. Pending allocations and frees
@@ -165,6 +186,9 @@ class Session {
  private:
   class Wanted;
   friend class Probing;
+  static Session& open();
+  static void begin_child() noexcept;
+  void tell_definitions();
   Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
 
   enum class Place : uint8_t { present, leaving, away };
@@ -237,17 +261,17 @@ class Session {
   std::vector<uint32_t> free_ids_;
   std::vector<std::unique_ptr<Slot>> spare_slots_;
   uint32_t next_id_ = 1;
-  uint32_t operators_ = 1;
   uint32_t rung_ = 0;
   bool rung_once_ = false;
   Counters counters_;
   Pace pace_;
   Addresses addresses_;
-  std::vector<Settings> settings_;  // all settings of torch so far, by their numbers
   bool settings_told_ = false;
+  static inline std::vector<Settings> settings_;  // all settings of torch so far, by their numbers
   static inline std::atomic<uint32_t> settings_number_{0};
   static inline std::atomic<Capture*> capture_{nullptr};  // the capture in progress
   static inline thread_local uint32_t probing_ = 0;
+  static inline std::atomic<Session*> session_{nullptr};
 
   std::mutex request_mutex_;
   std::mutex want_mutex_;

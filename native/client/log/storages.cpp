@@ -179,7 +179,6 @@ void Session::resize_locked(Slot* slot, uint64_t bytes) {
 }
 
 void Session::free(Slot* slot) noexcept {
-  if (forked()) return;
   bool flush = false;
   {
     std::lock_guard lock(mutex_);

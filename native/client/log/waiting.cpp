@@ -12,6 +12,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/Exceptions.h>
 
+#include "client/log/forks.h"
+
 namespace sing::client {
 
 namespace {
@@ -51,6 +53,7 @@ class InterruptWatch {
     }
   }
   inline static std::mutex mutex;
+  inline static const HeldAtFork held{mutex};
   inline static int watchers = 0;
   inline static struct sigaction before{};
   inline static std::atomic<uint32_t> count{0};

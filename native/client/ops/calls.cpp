@@ -64,7 +64,7 @@ void prepare_operands(const Operator& op, Stack& stack) {
       const at::Tensor& tensor = value.toTensor();
       if (!must_move(tensor)) continue;
       check_host_operand(op, tensor, i);
-      value = tensor.to(c10::Device(kDevice, 0));
+      value = tensor.to(c10::Device(kDevice, current_label));
     } else if (value.isList() && !value.isIntList() && !value.isDoubleList() &&
                !value.isBoolList()) {
       const auto items = value.toListRef();
@@ -79,7 +79,8 @@ void prepare_operands(const Operator& op, Stack& stack) {
           moved.push_back(std::nullopt);
         } else {
           const at::Tensor& tensor = item.toTensor();
-          moved.push_back(must_move(tensor) ? tensor.to(c10::Device(kDevice, 0)) : tensor);
+          moved.push_back(must_move(tensor) ? tensor.to(c10::Device(kDevice, current_label))
+                                            : tensor);
         }
       }
       value = std::move(moved);
@@ -210,6 +211,12 @@ class Borrowed {
 thread_local std::vector<std::unique_ptr<Encoder>> Borrowed::pool;
 thread_local size_t Borrowed::depth = 0;
 
+// See Note [Labels].
+c10::DeviceIndex label_of(const Encoder& encoder, c10::ArrayRef<c10::IValue> operands) {
+  const auto& tensors = encoder.tensors();
+  return tensors.empty() ? requested_label(operands) : tensors[0]->device().index();
+}
+
 }  // namespace
 
 std::optional<Results> call_known(Operator& op, c10::function_ref<void(Encoder&)> encode) {
@@ -219,6 +226,7 @@ std::optional<Results> call_known(Operator& op, c10::function_ref<void(Encoder&)
   Encoder& encoder = *borrowed;
   encoder.begin(op);
   encode(encoder);
+  const Labelled results(label_of(encoder, {}));
   if (encoder.has_compound() || (op.masks && encoder.has_mask())) return std::nullopt;
   const Plan* plan = PlanCache::get().find_nearby(encoder.key());
   if (plan == nullptr || !plan->changes.empty()) return std::nullopt;
@@ -234,6 +242,7 @@ void call(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) 
   Borrowed borrowed;
   Encoder& encoder = *borrowed;
   encoder.call(op, operands_of(op, *stack));
+  const Labelled results(label_of(encoder, operands_of(op, *stack)));
   if (encoder.has_compound()) {
     call_sparse(op, encoder, *stack, borrowed.outermost());
     return;

@@ -25,7 +25,8 @@ Capture* Session::begin_capture() {
 
 void Session::end_capture(Capture& capture) {
   std::lock_guard lock(mutex_);
-  TORCH_CHECK(capture_.load() == &capture, "this CUDA graph is not being captured");
+  TORCH_CHECK(capture.exists() && capture_.load() == &capture,
+              "this CUDA graph is not being captured");
   capture_.store(nullptr);
   capture.idle_.clear();
 }
@@ -86,6 +87,8 @@ bool Session::outlive_locked(Slot* slot) {
 // ---------------------------------------------------------------- using one
 
 void Session::replay(const Capture& capture) {
+  TORCH_CHECK(capture.exists(),
+              "this CUDA graph belongs to the process from which this one was forked");
   TORCH_CHECK(capture_.load() == nullptr, kNotPermitted, "it replays another graph");
   const auto set = [&](const Settings& values) {
     Writer out;

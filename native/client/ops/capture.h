@@ -23,6 +23,8 @@ class Capture {
   explicit Capture(const Settings& settings) : settings_(settings) {}
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
+  // False in a process that was forked from the one that made it.
+  bool exists() const noexcept { return made_in_ == generation; }
 
  private:
   friend class Session;
@@ -32,6 +34,7 @@ class Capture {
   };
 
   const Settings settings_;  // in effect for its calls
+  const uint32_t made_in_ = generation;
   std::vector<Record> calls_;
   std::unordered_set<Slot*> pinned_;
   std::vector<Slot*> idle_;  // made here, and freed

@@ -10,7 +10,7 @@ namespace sing::client {
 at::Tensor assemble(const Compound& compound, const Parts& parts) {
   const at::Tensor& values = parts.back();
   const c10::SymIntArrayRef sizes = c10::fromIntArrayRefSlow(compound.sizes);
-  const c10::Device device(kDevice, 0);
+  const c10::Device device = values.device();
   // Calls the implementations directly: autograd must not see what an operator returns.
   if (compound.layout == at::kSparse) {
     const int64_t sparse = compound.sparse_dimensions;

@@ -75,8 +75,8 @@ void copy_to_device(const at::Tensor& self, const at::Tensor& source) {
   }
   // The bytes are sent unchanged; conversion and layout are done on the device, as on a GPU.
   const at::Tensor dense = plain.contiguous();
-  const at::Tensor staged = at::empty(
-      dense.sizes(), dense.options().device(c10::Device(kDevice, 0)).pinned_memory(false));
+  const at::Tensor staged =
+      at::empty(dense.sizes(), dense.options().device(self.device()).pinned_memory(false));
   write(staged, dense);
   copy_on_device(self, staged);
 }

@@ -15,6 +15,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include "client/log/forks.h"
 #include "client/ops/calls.h"
 #include "client/ops/origins.h"
 
@@ -170,6 +171,7 @@ class Newcomers {
 
  private:
   std::mutex mutex_;
+  const HeldAtFork held_{mutex_};
   std::vector<c10::OperatorName> noted_;
   std::unordered_set<std::string> known_;
 };

@@ -6,6 +6,7 @@
 
 #include <ATen/core/enum_tag.h>
 
+#include "client/log/forks.h"
 #include "client/log/session.h"
 #include "client/log/waiting.h"
 #include "client/ops/origins.h"
@@ -107,13 +108,21 @@ Operator::Operator(const c10::OperatorHandle& op)
   shape = row.shape;
 }
 
+namespace {
+std::mutex numbering;
+const FreshAfterFork fresh_numbering(numbering);
+std::mutex finding;
+const HeldAtFork held_finding(finding);
+std::mutex knowing;
+const HeldAtFork held_knowing(knowing);
+}  // namespace
+
 uint32_t Operator::number() {
   uint32_t known = number_.load(std::memory_order_acquire);
   if (known != 0) return known;
   Writer origin;
   if (is_foreign(name)) put_origin(origin, schema.name());
-  static std::mutex mutex;
-  const auto lock = lock_without_gil(mutex);
+  const auto lock = lock_without_gil(numbering);
   known = number_.load(std::memory_order_acquire);
   if (known == 0) {
     known = Session::get().define(schema.name(), schema.overload_name(), origin.view());
@@ -123,12 +132,12 @@ uint32_t Operator::number() {
 }
 
 bool Operator::knows(const std::string& kinds) {
-  std::lock_guard lock(known_mutex_);
+  std::lock_guard lock(knowing);
   return known_.count(kinds) != 0;
 }
 
 void Operator::learn(const std::string& kinds) {
-  std::lock_guard lock(known_mutex_);
+  std::lock_guard lock(knowing);
   known_.insert(kinds);
 }
 
@@ -143,7 +152,6 @@ std::string kinds_of(c10::ArrayRef<c10::IValue> operands) {
 Operator& find_operator(const c10::OperatorHandle& op) {
   static constexpr size_t kSlots = 1 << 14;
   static std::array<std::atomic<Operator*>, kSlots> table{};
-  static std::mutex mutex;
   static size_t count = 0;
   const auto* key = &op.schema();
   size_t at = (reinterpret_cast<uintptr_t>(key) >> 4) * 0x9e3779b97f4a7c15u >> 50;
@@ -152,7 +160,7 @@ Operator& find_operator(const c10::OperatorHandle& op) {
     if (known == nullptr) break;
     if (&known->schema == key) return *known;
   }
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(finding);
   for (;; at = (at + 1) % kSlots) {
     Operator* known = table[at].load(std::memory_order_acquire);
     if (known == nullptr) break;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -53,7 +52,6 @@ struct Operator {
 
  private:
   std::atomic<uint32_t> number_{0};
-  std::mutex known_mutex_;
   std::unordered_set<std::string> known_;
 };
 

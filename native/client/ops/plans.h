@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client/log/forks.h"
 #include "oplog/geometry.h"
 
 namespace sing::client {
@@ -78,6 +79,7 @@ class PlanCache {
   // Growing shapes make an unlimited number of keys; clearing the cache is safe, as it fills again.
   static constexpr size_t kPlansMax = 1 << 16;
   mutable std::mutex mutex_;
+  const HeldAtFork held_{mutex_};
   uint64_t hits_ = 0, misses_ = 0;  // hits in this cache, and those of threads that have ended
   std::vector<const Nearby*> threads_;
   std::unordered_map<Key, std::shared_ptr<const Plan>, Hash> plans_;  // the keys are stored in the

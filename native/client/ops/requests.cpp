@@ -245,7 +245,7 @@ c10::IValue imitation(const c10::IValue& value,
     }
     return zeros;
   }
-  if (value.isGenerator() && value.toGenerator().defined()) return new_generator();
+  if (value.isGenerator() && value.toGenerator().defined()) return new_generator(-1);
   if (!value.isTensorList() && !value.isOptionalTensorList()) return value;
   c10::List<std::optional<at::Tensor>> list;
   for (const c10::IValue& item : value.toListRef()) {

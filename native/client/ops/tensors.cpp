@@ -7,21 +7,22 @@ namespace sing::client {
 
 namespace {
 
-// Also runs in forked children, where it must do nothing.
+// Also runs in forked children, for what their parent had.
 void free_slot(void* context) {
-  if (context != nullptr && Session::connected() && !Session::forked()) {
-    Session::get().free(static_cast<Slot*>(context));
+  auto* slot = static_cast<Slot*>(context);
+  if (slot != nullptr && slot->made_in == generation && Session::connected()) {
+    Session::get().free(slot);
   }
 }
 
-c10::DataPtr data_ptr(Slot* slot) {
-  return {slot->address, slot, &free_slot, c10::Device(kDevice, 0)};
+c10::DataPtr data_ptr(Slot* slot, c10::Device device) {
+  return {slot->address, slot, &free_slot, device};
 }
 
 class DeviceAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    return data_ptr(Session::get().allocate(bytes, true));
+    return data_ptr(Session::get().allocate(bytes, true), labelled_device());
   }
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "device storages cannot be cloned byte by byte from the host");
@@ -74,12 +75,17 @@ Slot* slot_of(const c10::DataPtr& pointer) {
   TORCH_CHECK(
       is_ours(pointer),
       "this CUDA tensor was made from a foreign pointer, which a proxied device cannot use");
-  return static_cast<Slot*>(pointer.get_context());
+  auto* slot = static_cast<Slot*>(pointer.get_context());
+  TORCH_CHECK(slot->made_in == generation,
+              "this CUDA tensor belongs to the process from which this one was forked; make it in "
+              "the function that this process runs, or pass it tensor.cpu()");
+  return slot;
 }
 
 c10::Storage make_storage(Slot* slot) {
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), slot->bytes, data_ptr(slot), allocator(), true);
+  auto storage =
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), slot->bytes,
+                                            data_ptr(slot, labelled_device()), allocator(), true);
   Guard::set(*storage);
   return c10::Storage(std::move(storage));
 }
@@ -97,8 +103,9 @@ at::Tensor make_tensor(c10::Storage storage, const Geometry& geometry) {
 namespace {
 // The slot continues to exist under its new address: the old pointer must not free it.
 void readdress(c10::StorageImpl* storage, Slot* slot) {
+  const c10::Device device = storage->device();
   storage->_mutable_data_ptr_no_checks().release_context();
-  storage->set_data_ptr_noswap(data_ptr(slot));
+  storage->set_data_ptr_noswap(data_ptr(slot, device));
   storage->set_nbytes(slot->bytes);
 }
 }  // namespace

@@ -7,11 +7,11 @@
 #include <c10/core/Allocator.h>
 
 #include "client/log/session.h"
+#include "client/ops/labels.h"
 #include "oplog/geometry.h"
 
 namespace sing::client {
 
-inline constexpr c10::DeviceType kDevice = c10::DeviceType::CUDA;
 inline constexpr c10::DispatchKeySet kKeys{c10::DispatchKey::CUDA};
 
 // Allocator for `at::empty` and for storages created by Python.

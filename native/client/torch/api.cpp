@@ -64,15 +64,12 @@ extern "C" {
 
 const char* sing_client_error() { return error_text().c_str(); }
 
-// Connects this process to a session; to be called before torch is imported. The caller keeps
+// Connects this process to a session. The caller keeps
 // ownership of the descriptors, except `bell_fd`, which the session keeps; the caller may replace
 // its connection by dup2. Returns 0, or -1 with the text in sing_client_error().
 int sing_client_connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
   try {
     Session::connect(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
-    sing::client::register_device();
-    sing::client::register_kernels();
-    sing::client::watch_operators();
     return 0;
   } catch (const c10::Error& error) {
     error_text() = error.what_without_backtrace();
@@ -82,10 +79,47 @@ int sing_client_connect(int log_fd, int client_fd, int worker_fd, int agent_fd, 
   return -1;
 }
 
+// Registers the device with torch, before torch is imported.
+void sing_client_register() {
+  sing::client::register_device();
+  sing::client::register_kernels();
+  sing::client::watch_operators();
+}
+
+// Sets the function that is called in this process and its forked children when they use the device
+// and have no session. It opens one and calls sing_client_connect(), or raises.
+PyObject* sing_client_on_first_use(PyObject* opener) {
+  HANDLE_TH_ERRORS
+  // Never released: it is called until the process ends.
+  Py_INCREF(opener);
+  Session::on_first_use([opener] {
+    PyObject* result = PyObject_CallNoArgs(opener);
+    if (result == nullptr) {
+      python_error error;
+      error.persist();
+      throw error;
+    }
+    Py_DECREF(result);
+  });
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Makes autograd run in the threads that call it, also in children: Note [Backward] in calls.cpp.
+PyObject* sing_client_keep_autograd_single_threaded() {
+  HANDLE_TH_ERRORS
+  sing::client::keep_autograd_single_threaded();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Number of devices that programs see.
+int sing_client_label_count() { return sing::client::label_count(); }
+
 // Waits until everything was executed; raises a pending error, or KeyboardInterrupt.
 PyObject* sing_client_synchronize() {
   HANDLE_TH_ERRORS
-  Session::get().synchronize();
+  if (Session::connected()) Session::get().synchronize();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -108,19 +142,19 @@ PyObject* sing_client_memory() {
 }
 
 void sing_client_reset_peak() {
-  if (Session::connected() && !Session::forked()) Session::get().reset_peak();
+  if (Session::connected()) Session::get().reset_peak();
 }
 
 void sing_client_limit_memory(uint64_t bytes) {
-  if (Session::connected() && !Session::forked()) Session::get().limit_memory(bytes);
+  if (Session::connected()) Session::get().limit_memory(bytes);
 }
 
 // Begins a capture (Note [Captures] in capture.h) and returns it, as a capsule.
 PyObject* sing_client_capture_begin() {
   HANDLE_TH_ERRORS
   return PyCapsule_New(Session::get().begin_capture(), kCapture, [](PyObject* capsule) {
-    if (Session::forked()) return;
-    Session::get().discard(static_cast<Capture*>(PyCapsule_GetPointer(capsule, kCapture)));
+    auto* capture = static_cast<Capture*>(PyCapsule_GetPointer(capsule, kCapture));
+    if (capture->exists()) Session::get().discard(capture);
   });
   END_HANDLE_TH_ERRORS
 }
@@ -218,21 +252,23 @@ PyObject* sing_client_address(PyObject* object) {
 }
 
 // Position at which the next record will begin.
-uint64_t sing_client_position() { return Session::get().client().head.load(); }
+uint64_t sing_client_position() {
+  return Session::connected() ? Session::get().client().head.load() : 0;
+}
 
 // To be called when one of torch's settings may have changed.
 void sing_client_note_settings() {
-  if (Session::connected() && !Session::forked()) Session::get().note_settings();
+  if (Session::connected()) Session::get().note_settings();
 }
 
 // A cell begins (+1) or ends (-1).
 void sing_client_cell(int running) {
-  if (Session::connected() && !Session::forked()) Session::get().cell(running);
+  if (Session::connected()) Session::get().cell(running);
 }
 
 // Marks the daemon as gone; the bell's connection will not be replaced.
 void sing_client_give_up() {
-  if (Session::connected() && !Session::forked()) Session::get().give_up();
+  if (Session::connected()) Session::get().give_up();
 }
 
 // Detaches from the session's memory once no thread waits for another process; raises if that takes

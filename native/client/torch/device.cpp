@@ -8,7 +8,9 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/engine.h>
 
+#include "client/log/forks.h"
 #include "client/ops/tensors.h"
 #include "client/torch/generators.h"
 #include "client/torch/profiler.h"
@@ -58,6 +60,7 @@ class PinnedAllocator final : public c10::Allocator {
     c10::GetCPUAllocator()->raw_deallocate(data);
   }
   mutable std::mutex mutex_;
+  const HeldAtFork held_{mutex_};
   std::map<const std::byte*, size_t> ranges_;
 };
 
@@ -74,7 +77,20 @@ std::atomic<uint32_t> last_event{0};
 struct EventState {
   uint32_t number;    // in the worker; 0 if it has no timestamp
   uint64_t position;  // position of the log when it was recorded
+  uint32_t made_in = generation;
 };
+
+// Of this process: those of the process from which it was forked are over.
+bool exists(const EventState* event) { return event != nullptr && event->made_in == generation; }
+
+void check_exists(const EventState* event) {
+  TORCH_CHECK(event->made_in == generation,
+              "this CUDA event belongs to the process from which this one was forked");
+}
+
+void synchronize() {
+  if (Session::connected()) Session::get().synchronize();
+}
 
 Writer event_record(uint32_t number, EventAction action) {
   Writer out;
@@ -88,32 +104,38 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kDevice; }
   c10::Device exchangeDevice(c10::Device device) const override {
-    check(device);
-    return getDevice();
+    const c10::Device before = getDevice();
+    setDevice(device);
+    return before;
   }
-  c10::Device getDevice() const override { return c10::Device(kDevice, 0); }
-  void setDevice(c10::Device device) const override { check(device); }
-  void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::Device getDevice() const override { return c10::Device(kDevice, current_label); }
+  void setDevice(c10::Device device) const override {
+    check_label(device.index());
+    uncheckedSetDevice(device);
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { set_label(device.index()); }
+  c10::DeviceIndex deviceCount() const noexcept override { return label_count(); }
 
-  c10::Stream getStream(c10::Device) const override { return stream(current_stream); }
-  c10::Stream getDefaultStream(c10::Device) const override { return stream(0); }
-  c10::Stream getStreamFromGlobalPool(c10::Device, bool urgent) const override {
-    return stream(++last_stream | (urgent ? kUrgent : 0));
+  c10::Stream getStream(c10::Device device) const override {
+    return stream(device, current_stream);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return stream(device, 0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool urgent) const override {
+    return stream(device, ++last_stream | (urgent ? kUrgent : 0));
   }
   c10::Stream getNewStream(c10::Device device, int priority) const override {
     return getStreamFromGlobalPool(device, priority < 0);
   }
   c10::Stream exchangeStream(c10::Stream next) const override {
-    const c10::Stream before = stream(current_stream);
+    const c10::Stream before = stream(next.device(), current_stream);
     current_stream = next.id();
     return before;
   }
   bool queryStream(const c10::Stream&) const override {
-    return Session::get().reached(Session::get().head());
+    return !Session::connected() || Session::get().reached(Session::get().head());
   }
-  void synchronizeStream(const c10::Stream&) const override { Session::get().synchronize(); }
-  void synchronizeDevice(const c10::DeviceIndex) const override { Session::get().synchronize(); }
+  void synchronizeStream(const c10::Stream&) const override { synchronize(); }
+  void synchronizeDevice(const c10::DeviceIndex) const override { synchronize(); }
 
   void record(void** event, const c10::Stream&, const c10::DeviceIndex,
               const c10::EventFlag flag) const override {
@@ -122,6 +144,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       state = new EventState{flag == c10::EventFlag::BACKEND_DEFAULT ? ++last_event : 0, 0};
       *event = state;
     }
+    check_exists(state);
     if (state->number != 0) {
       Session::get().append(RecordKind::event,
                             event_record(state->number, EventAction::record).view());
@@ -130,7 +153,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void* event) const override {
-    return event == nullptr || Session::get().reached(static_cast<EventState*>(event)->position);
+    const auto* state = static_cast<EventState*>(event);
+    return !exists(state) || Session::get().reached(state->position);
   }
   void synchronizeEvent(void* event) const override {
     if (!queryEvent(event)) Session::get().synchronize();
@@ -138,7 +162,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     auto* state = static_cast<EventState*>(event);
     if (state == nullptr) return;
-    if (state->number != 0 && !Session::forked()) {
+    if (state->number != 0 && exists(state)) {
       try {
         Session::get().append(RecordKind::event,
                               event_record(state->number, EventAction::free).view());
@@ -155,6 +179,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
                 "Both events must be recorded before calculating elapsed time.");
     TORCH_CHECK(from->number != 0 && to->number != 0,
                 "Both events must be created with argument 'enable_timing=True'.");
+    check_exists(from);
+    check_exists(to);
     Writer out = event_record(from->number, EventAction::elapsed);
     out.put<uint32_t>(to->number);
     double milliseconds = 0;
@@ -165,11 +191,12 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 
  private:
-  static void check(c10::Device device) {
-    TORCH_CHECK(device.index() <= 0, "CUDA error: invalid device ordinal");
+  static void set_label(c10::DeviceIndex index) noexcept {
+    if (index >= 0) current_label = index;
   }
-  c10::Stream stream(c10::StreamId id) const {
-    return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDevice, 0), id);
+  c10::Stream stream(c10::Device device, c10::StreamId id) const {
+    if (!device.has_index()) device = getDevice();
+    return c10::Stream(c10::Stream::UNSAFE, device, id);
   }
 };
 
@@ -185,26 +212,52 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasCuSOLVER() const override { return true; }
   bool hasCuBLASLt() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return 1; }
-  int getNumGPUs() const override { return 1; }
-  c10::DeviceIndex current_device() const override { return 0; }
-  c10::DeviceIndex getCurrentDevice() const override { return 0; }
-  void setCurrentDevice(c10::DeviceIndex) const override {}
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
+  c10::DeviceIndex deviceCount() const override { return label_count(); }
+  int getNumGPUs() const override { return label_count(); }
+  c10::DeviceIndex current_device() const override { return current_label; }
+  c10::DeviceIndex getCurrentDevice() const override { return current_label; }
+  void setCurrentDevice(c10::DeviceIndex index) const override {
+    check_label(index);
+    current_label = std::max<c10::DeviceIndex>(index, 0);
+  }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+    if (index < 0) return -1;
+    check_label(index);
+    return std::exchange(current_label, index);
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    return exchangeDevice(index);
+  }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
     return default_generator();
   }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override { return new_generator(); }
-  c10::Device getDeviceFromPtr(void*) const override { return c10::Device(kDevice, 0); }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override {
+    return new_generator(index);
+  }
+  c10::Device getDeviceFromPtr(void*) const override { return c10::Device(kDevice, current_label); }
   bool isPinnedPtr(const void* data) const override { return PinnedAllocator::get().owns(data); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &PinnedAllocator::get(); }
   c10::Allocator* getCUDADeviceAllocator() const override { return allocator(); }
-  void deviceSynchronize(c10::DeviceIndex) const override { Session::get().synchronize(); }
+  void deviceSynchronize(c10::DeviceIndex) const override { synchronize(); }
   std::string showConfig() const override { return "device proxy of jupyter_sing"; }
 };
 
 }  // namespace
+
+// At its first backward pass, torch starts a thread for each device, and from then on refuses every
+// backward pass in children that are forked. It looks for devices only once, and here finds none;
+// see Note [Backward] in calls.cpp for the calling thread.
+void keep_autograd_single_threaded() {
+  auto& slot = c10::impl::device_guard_impl_registry[static_cast<size_t>(kDevice)];
+  const auto* guard = slot.exchange(nullptr);
+  try {
+    torch::autograd::Engine::get_default_engine().initialize_device_threads_pool();
+  } catch (...) {
+    slot.store(guard);
+    throw;
+  }
+  slot.store(guard);
+}
 
 void register_device() {
   at::CUDAHooksRegistry()->Register(

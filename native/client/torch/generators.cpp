@@ -22,11 +22,11 @@ Writer generator_record(uint32_t number, GeneratorAction action) {
 
 class DeviceGenerator final : public c10::GeneratorImpl {
  public:
-  explicit DeviceGenerator(uint32_t number)
-      : GeneratorImpl(c10::Device(kDevice, 0), kKeys), number_(number) {}
+  DeviceGenerator(uint32_t number, c10::DeviceIndex label)
+      : GeneratorImpl(c10::Device(kDevice, label), kKeys), number_(number) {}
 
   ~DeviceGenerator() override {
-    if (number_ == 0 || !Session::connected() || Session::forked()) return;
+    if (number_ == 0 || made_in_ != generation || !Session::connected()) return;
     Writer out = generator_record(number_, GeneratorAction::free);
     try {
       Session::get().append(RecordKind::generator, out.view());
@@ -36,12 +36,21 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   }
 
   static c10::DeviceType device_type() { return kDevice; }
-  uint32_t number() const { return number_; }
+  uint32_t number() const {
+    TORCH_CHECK(number_ == 0 || made_in_ == generation,
+                "this generator belongs to the process from which this one was forked");
+    return number_;
+  }
 
   void set_current_seed(uint64_t seed) override {
     seed_ = seed;
+    // A seed is no use of the device: each child of a DataLoader sets it.
+    if (number() == 0 && !Session::connected()) return;
+    tell_seed();
+  }
+  void tell_seed() const {
     Writer out = generator_record(number_, GeneratorAction::seed);
-    out.put<uint64_t>(seed);
+    out.put<uint64_t>(seed_);
     Session::get().append(RecordKind::generator, out.view());
   }
   uint64_t current_seed() const override { return seed_; }
@@ -84,11 +93,11 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   DeviceGenerator* clone_impl() const override;
 
   std::vector<std::byte> state_bytes() const {
-    Writer out = generator_record(number_, GeneratorAction::get_state);
+    Writer out = generator_record(number(), GeneratorAction::get_state);
     return Session::get().request(RecordKind::generator, out.view());
   }
   void put_state(std::span<const std::byte> bytes) const {
-    Writer out = generator_record(number_, GeneratorAction::set_state);
+    Writer out = generator_record(number(), GeneratorAction::set_state);
     out.put<uint64_t>(bytes.size());
     Session::get().append(RecordKind::generator, out.view(), bytes);
     // If the state is refused, the error must be raised here, not later.
@@ -100,6 +109,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   }
 
   const uint32_t number_;
+  const uint32_t made_in_ = generation;
   uint64_t seed_ = c10::default_rng_seed_val;
 };
 
@@ -112,9 +122,9 @@ void append_copy(uint32_t number, uint32_t source) {
 }
 
 DeviceGenerator* DeviceGenerator::clone_impl() const {
-  auto* copy = new DeviceGenerator(next_number++);
+  auto* copy = new DeviceGenerator(next_number++, device().index());
   copy->seed_ = seed_;
-  append_copy(copy->number_, number_);
+  append_copy(copy->number_, number());
   return copy;
 }
 
@@ -129,12 +139,19 @@ void keep_default_generator() { append_copy(spare(), 0); }
 void put_back_default_generator() { append_copy(0, spare()); }
 
 const at::Generator& default_generator() {
-  static const auto* generator = new at::Generator(c10::make_intrusive<DeviceGenerator>(0u));
+  static const auto* generator = new at::Generator(c10::make_intrusive<DeviceGenerator>(0u, 0));
   return *generator;
 }
 
-at::Generator new_generator() {
-  auto generator = at::Generator(c10::make_intrusive<DeviceGenerator>(next_number++));
+void tell_default_generator() {
+  const auto* ours =
+      dynamic_cast<const DeviceGenerator*>(default_generator().unsafeGetGeneratorImpl());
+  if (ours != nullptr && ours->current_seed() != c10::default_rng_seed_val) ours->tell_seed();
+}
+
+at::Generator new_generator(c10::DeviceIndex label) {
+  const c10::DeviceIndex index = label >= 0 ? label : current_label;
+  auto generator = at::Generator(c10::make_intrusive<DeviceGenerator>(next_number++, index));
   generator.set_current_seed(c10::default_rng_seed_val);
   return generator;
 }

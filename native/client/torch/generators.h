@@ -7,7 +7,10 @@ namespace sing::client {
 
 // The device's default generator, number 0.
 const at::Generator& default_generator();
-at::Generator new_generator();
+at::Generator new_generator(c10::DeviceIndex label);
+// Tells a session that was just opened the seed that was set before; see Note [Opening] in
+// session.h.
+void tell_default_generator();
 uint32_t generator_number(const at::Generator& generator);
 
 // Save and restore the state of the device's default generator.

@@ -50,13 +50,18 @@ at::Tensor filled(at::Tensor made) {
   return made;
 }
 
+c10::DeviceIndex label_of(const std::optional<at::Device>& device) {
+  if (device.has_value()) check_label(device->index());
+  return device.has_value() ? device->index() : c10::DeviceIndex{-1};
+}
+
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout> layout, std::optional<at::Device> device,
                  std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
                               "only strided tensors live on a proxied device, not ", *layout);
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
-  TORCH_CHECK(!device.has_value() || device->index() <= 0, "CUDA error: invalid device ordinal");
+  const Labelled made(label_of(device));
   return filled(guarded(
       at::detail::empty_generic(sizes, allocator(), kKeys, c10::dtype_or_default(dtype), format)));
 }
@@ -67,7 +72,7 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
                               "only strided tensors live on a proxied device, not ", *layout);
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
-  TORCH_CHECK(!device.has_value() || device->index() <= 0, "CUDA error: invalid device ordinal");
+  const Labelled made(label_of(device));
   return filled(guarded(at::detail::empty_strided_generic(sizes, strides, allocator(), kKeys,
                                                           c10::dtype_or_default(dtype))));
 }
@@ -132,9 +137,7 @@ at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef sizes, at::IntA
 // Zeros without memory, as forward-mode autograd makes them; they never reach the device.
 class NoBytes final : public c10::Allocator {
  public:
-  c10::DataPtr allocate(size_t) override {
-    return {nullptr, nullptr, &forget, c10::Device(kDevice, 0)};
-  }
+  c10::DataPtr allocate(size_t) override { return {nullptr, nullptr, &forget, labelled_device()}; }
   c10::DeleterFnPtr raw_deleter() const override { return &forget; }
   void copy_data(void*, const void*, size_t) const override {}
 
@@ -143,9 +146,10 @@ class NoBytes final : public c10::Allocator {
 };
 
 at::Tensor efficient_zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
-                           std::optional<at::Layout>, std::optional<at::Device>,
+                           std::optional<at::Layout>, std::optional<at::Device> device,
                            std::optional<bool>) {
   static NoBytes none;
+  const Labelled made(label_of(device));
   return at::detail::empty_generic(sizes, &none,
                                    kKeys | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
                                    c10::dtype_or_default(dtype), std::nullopt);

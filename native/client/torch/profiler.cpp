@@ -23,7 +23,8 @@ class Stubs final : public torch::profiler::impl::ProfilerStubs {
               int64_t* host_ns) const override {
     if (device != nullptr) *device = 0;
     auto recorded = std::make_shared<c10::Event>(kDevice, c10::EventFlag::BACKEND_DEFAULT);
-    recorded->record(c10::impl::VirtualGuardImpl(kDevice).getStream(c10::Device(kDevice, 0)));
+    recorded->record(
+        c10::impl::VirtualGuardImpl(kDevice).getStream(c10::Device(kDevice, current_label)));
     *event = recorded;
     if (host_ns != nullptr) *host_ns = c10::getTime();
   }

@@ -1,0 +1,111 @@
+"""Joining a session: at the import of torch, or in a child when it first uses the device.
+
+A kernel joins the session that was opened for it. A process that a kernel or a program has started
+or forked opens one of its own, and only when it uses the device: most such processes never do, and
+a session would show in every list (Note [Opening] in native/client/log/session.h).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+from kernelproxy.common import paths
+from kernelproxy.common.errors import NativeError, SingError
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import Attach, Attached
+from kernelproxy.kernel.activation import child_session, compile_progress, state
+from kernelproxy.kernel.activation.agent_connection import Link
+from kernelproxy.kernel.activation.native_client import NativeClient
+from kernelproxy.native import build
+
+#: The daemon answers when a zygote has imported torch, which is slow on an overloaded machine. The
+#: zygote may have to compile first, even by itself, if its cache is not the kernel's. A kernel that
+#: gave up earlier would never have a device.
+ATTACH_SECONDS_MAX = 1800.0
+
+
+@dataclass(frozen=True)
+class LoadedClient:
+    """The native client of this process, and the torch for which it was built.
+
+    Parameters
+    ----------
+    client : NativeClient
+    torch_version : str
+    """
+
+    client: NativeClient
+    torch_version: str
+
+    def join(self, session: str) -> None:
+        """Join a session.
+
+        Raises
+        ------
+        SingError
+            If the daemon refuses.
+        """
+        attach, path = Attach(session, self.torch_version), paths.socket_path()
+        control = connect(start=False, path=path)
+        try:
+            reply, fds = control.call_with_fds(attach, ATTACH_SECONDS_MAX)
+            try:
+                if not isinstance(reply, Attached) or len(fds) != 4:
+                    raise NativeError("the daemon gave an unexpected answer")
+                bell = control.detach().detach()
+                self.client.connect(fds, bell)
+            finally:
+                _close(fds)
+        finally:
+            control.close()
+        link = Link(bell, attach, path, self.client.give_up, self.client)
+        os.register_at_fork(after_in_child=link.disown)
+        state.current().link = link
+        link.start()
+
+    def open(self) -> None:
+        """Open a session for this process and join it; called by the native client.
+
+        Raises
+        ------
+        RuntimeError
+            If that is not possible.
+        """
+        here = state.current()
+        try:
+            session = child_session.open_session(here.session)
+            self.join(session)
+        except (SingError, OSError) as error:
+            raise RuntimeError(
+                f"CUDA error: this process got no device session: {str(error).rstrip('.')}."
+            ) from error
+        here.session = os.environ["SING_SESSION"] = session
+        os.environ[state.CLIENT_VARIABLE] = str(os.getpid())
+        state.joined(self.client)
+        if not here.cells:
+            state.cell(1)  # the whole process is one: see `run_script`
+
+
+def load(spec: ModuleSpec) -> LoadedClient:
+    """Load the native client for the torch that `spec` names.
+
+    Raises
+    ------
+    SingError
+        If there is none for this torch.
+    """
+    if not spec.origin:
+        raise NativeError("torch has no directory")
+    info = build.describe(Path(spec.origin).parent)
+    with compile_progress.Shown() as shown:
+        parts = build.ensure(info, shown)
+    return LoadedClient(NativeClient.load(parts.client, info.directory), info.version)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
