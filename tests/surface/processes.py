@@ -85,6 +85,16 @@ def a_forked_child_cannot_use_what_its_parent_made() -> None:
 
 
 @check
+def a_forked_child_computes_on_the_host_although_its_parent_used_threads() -> None:
+    torch.set_num_threads(2)
+    large = torch.ones(1 << 20)
+    assert (large * 2).sum() == 2 << 20
+    assert (
+        in_a_fork(lambda: ((large * 2).sum().item(), torch.get_num_threads())) == "(2097152.0, 1)"
+    )
+
+
+@check
 def a_forked_child_that_only_seeds_opens_no_session() -> None:
     torch.ones(1, device="cuda")
     before = os.environ["SING_SESSION"]
@@ -99,7 +109,9 @@ def fill(index: int) -> str:
     y.sum().backward()
     assert x.grad is not None
     devices = [x.device, x.grad.device, y.device, (y * 2).device, torch.empty_like(y).device]
-    return f"{[each.index for each in devices]} {torch.equal(x.grad.cpu(), torch.full((2, 3), 2.0))}"
+    return (
+        f"{[each.index for each in devices]} {torch.equal(x.grad.cpu(), torch.full((2, 3), 2.0))}"
+    )
 
 
 @check

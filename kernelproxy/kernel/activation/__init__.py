@@ -24,6 +24,7 @@ from kernelproxy.kernel.activation.state import Activation, cell, cell_asked, cu
 
 __all__ = ["Activation", "activate", "activate_child", "cell", "cell_asked", "current", "listen"]
 
+
 def activate() -> bool:
     """Proxy the torch that this process will import, if it is the kernel of a session.
 

@@ -1,9 +1,9 @@
 """Import hook: joins the session when torch is imported.
 
 Two imports are watched. ``torch``: before its module executes, the native client is loaded and the
-session joined (or prepared to be opened: `session_join`), because torch latches its device hooks during its initialisation. ``torch._C``:
-after it executed and before ``torch`` uses it, it gets the names that builds without CUDA lack
-(`torch_c_names`), so that ``torch.cuda`` finds them.
+session joined, or the way to open one prepared (`session_join`), because torch latches its device
+hooks during its initialisation. ``torch._C``: after it executed and before ``torch`` uses it, it
+gets the names that builds without CUDA lack (`torch_c_names`), so that ``torch.cuda`` finds them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 from kernelproxy.common.errors import NativeError, SingError
@@ -28,6 +29,7 @@ from kernelproxy.kernel.activation.state import (
     joined,
 )
 from kernelproxy.kernel.torch_cuda import patches, python_kernels, torch_c_names
+from kernelproxy.native import build
 
 #: First version of torch that lets us guard the addresses of tensors.
 _GUARDED = (2, 13)
@@ -108,17 +110,21 @@ class TorchFinder(MetaPathFinder):
         SingError
             If that is not possible; torch stays unchanged then.
         """
-        loaded = session_join.load(spec)
-        _check_direct_gpu(loaded.torch_version.split("+")[0])
+        if not spec.origin:
+            raise NativeError("torch has no directory")
+        torch = build.describe(Path(spec.origin).parent)
+        _check_direct_gpu(torch.short)
+        joining = session_join.prepare(torch)
         if not self._state.child:
-            loaded.join(self._state.session)
-        loaded.client.register()
+            joining.join(self._state.session)
+        client = joining.client
+        client.register()
         if children_have_sessions():
-            loaded.client.on_first_use(loaded.open)
+            client.on_first_use(joining.open)
         if self._state.child:
-            self._state.client = loaded.client
+            self._state.client = client
         else:
-            joined(loaded.client)
+            joined(client)
 
 
 class LaterFinder(MetaPathFinder):

@@ -7,10 +7,9 @@ a session would show in every list (Note [Opening] in native/client/log/session.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from kernelproxy.common import paths
@@ -28,18 +27,29 @@ from kernelproxy.native import build
 ATTACH_SECONDS_MAX = 1800.0
 
 
-@dataclass(frozen=True)
-class LoadedClient:
-    """The native client of this process, and the torch for which it was built.
+class SessionJoin:
+    """Joins sessions with the native client for one torch.
 
     Parameters
     ----------
-    client : NativeClient
-    torch_version : str
+    torch : TorchInfo
+    path : Path
+        The client's library.
     """
 
-    client: NativeClient
-    torch_version: str
+    def __init__(self, torch: build.TorchInfo, path: Path) -> None:
+        self._torch, self._path = torch, path
+
+    @functools.cached_property
+    def client(self) -> NativeClient:
+        """The client, which is loaded for this.
+
+        Raises
+        ------
+        NativeError
+            If it cannot be loaded.
+        """
+        return NativeClient.load(self._path, self._torch.directory)
 
     def join(self, session: str) -> None:
         """Join a session.
@@ -49,7 +59,7 @@ class LoadedClient:
         SingError
             If the daemon refuses.
         """
-        attach, path = Attach(session, self.torch_version), paths.socket_path()
+        attach, path = Attach(session, self._torch.version), paths.socket_path()
         control = connect(start=False, path=path)
         try:
             reply, fds = control.call_with_fds(attach, ATTACH_SECONDS_MAX)
@@ -90,20 +100,16 @@ class LoadedClient:
             state.cell(1)  # the whole process is one: see `run_script`
 
 
-def load(spec: ModuleSpec) -> LoadedClient:
-    """Load the native client for the torch that `spec` names.
+def prepare(torch: build.TorchInfo) -> SessionJoin:
+    """Find the native client for a torch, or compile it.
 
     Raises
     ------
     SingError
         If there is none for this torch.
     """
-    if not spec.origin:
-        raise NativeError("torch has no directory")
-    info = build.describe(Path(spec.origin).parent)
     with compile_progress.Shown() as shown:
-        parts = build.ensure(info, shown)
-    return LoadedClient(NativeClient.load(parts.client, info.directory), info.version)
+        return SessionJoin(torch, build.ensure(torch, shown).client)
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -136,8 +136,13 @@ def begin_child() -> None:
     _lock = threading.Lock()  # perhaps held at the fork
     _current.child, _current.listening, _current.link = True, None, None
     on_request = on_restored = None
-    if "torch.cuda" in sys.modules:  # launchers say in each child how many devices there are
-        sys.modules["torch.cuda"].__dict__["_cached_device_count"] = None
+    if _current.client is None:
+        return
+    torch = sys.modules["torch"]
+    torch.cuda._cached_device_count = None  # launchers say in each child how many there are
+    # The threads of OpenMP are not in the child, and GCC's library would wait for them. Launchers
+    # of processes that are not forked give each one thread, too.
+    torch.set_num_threads(1)
 
 
 def current() -> Activation:

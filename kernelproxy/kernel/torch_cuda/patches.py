@@ -164,18 +164,18 @@ def _patch_profiler(torch: ModuleType) -> None:
 def _patch_autograd(torch: ModuleType) -> None:
     """Run all backward passes in the threads that call them, as there are no others.
 
-    See `NativeClient.keep_autograd_single_threaded`; a thread in which no operator of the device was
-    called needs this.
+    See `NativeClient.keep_autograd_single_threaded`. A thread in which no operator of the device
+    was called needs this.
     """
     engine = torch.autograd.Variable._execution_engine
     single = torch.autograd.set_multithreading_enabled
 
-    class Engine(type(engine)):  # type: ignore[misc]
+    class SingleThreadedEngine(type(engine)):  # type: ignore[misc]
         def run_backward(self, *args: Any, **kwargs: Any) -> Any:
             with single(False):
                 return super().run_backward(*args, **kwargs)
 
-    torch.autograd.Variable._execution_engine = Engine()
+    torch.autograd.Variable._execution_engine = SingleThreadedEngine()
 
 
 def _patch_parallel(torch: ModuleType) -> None:

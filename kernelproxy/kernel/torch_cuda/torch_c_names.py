@@ -243,7 +243,7 @@ def _others_of_cuda(c: ModuleType, known: dict[str, Any]) -> dict[str, Any]:
 def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
     """Return names for devices: each index is a label of the only one.
 
-    See Note [Labels] in ``native/client/ops/labels.h``.
+    See Note [Labels] in ``native/client/torch/labels.h``.
     """
 
     def init() -> None:

@@ -7,7 +7,7 @@
 #include <c10/core/Allocator.h>
 
 #include "client/log/session.h"
-#include "client/ops/labels.h"
+#include "client/torch/labels.h"
 #include "oplog/geometry.h"
 
 namespace sing::client {

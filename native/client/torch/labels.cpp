@@ -1,4 +1,4 @@
-#include "client/ops/labels.h"
+#include "client/torch/labels.h"
 
 #include <algorithm>
 #include <atomic>
