@@ -19,7 +19,7 @@ from types import ModuleType
 
 from kernelproxy.common.errors import NativeError, SingError
 from kernelproxy.kernel import gpu_access
-from kernelproxy.kernel.activation import inductor_backend, op_libraries, session_join
+from kernelproxy.kernel.activation import inductor_backend, launchers, op_libraries, session_join
 from kernelproxy.kernel.activation.native_client import NativeClient
 from kernelproxy.kernel.activation.state import (
     HIDDEN,
@@ -66,6 +66,8 @@ class TorchFinder(MetaPathFinder):
             self._join(spec)
             if self._state.client is not None:
                 _install(lambda: python_kernels.install(watch))
+                if children_have_sessions():
+                    _install(lambda: launchers.install(watch))
         execute(module)
         sys.meta_path.remove(self)
         if self._state.client is not None:
