@@ -27,7 +27,7 @@
 // first uses the device, and so does a process that was forked from one with a session. Until then
 // it has none, and everything that only describes a device, or frees what another process had,
 // works without one. A forked child keeps what is known of operators, shapes and settings; their
-// numbers are told to the new session before anything else. It keeps the objects of its parent,
+// numbers are the first records of the new session. It keeps the objects of its parent,
 // too, such as tensors, but not what they stand for: each has the generation of the process that
 // made it, and is refused in a later one.
 #pragma once

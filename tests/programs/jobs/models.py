@@ -25,7 +25,7 @@ class Residual(nn.Module):
         return functional.relu(x + self.norms[1](self.second(inner)))
 
 
-class Block(nn.Module):
+class Decoder(nn.Module):
     """A block of a transformer, with causal attention."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -53,7 +53,7 @@ class Gpt(nn.Module):
     def __init__(self, tokens: int = 64, width: int = 32, length: int = 16, depth: int = 2) -> None:
         super().__init__()
         self.token, self.place = nn.Embedding(tokens, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(depth))
+        self.blocks = nn.ModuleList(Decoder(width, 4) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
