@@ -170,4 +170,8 @@ def _describe(kernel: KernelWithSession, last: CheckpointView | None) -> Session
         "automatic": {"every": 0.0, "cells": 0, "keep": 1, "problem": ""},
         "last_checkpoint": checkpoint,
         "progress": None,
+        "parent": "",
+        "job": "",
+        "rank": None,
+        "ranks": None,
     }

@@ -194,6 +194,9 @@ class Controller:
         """See `Arbiter`."""
         return self._rules.denied(user)
 
+    def joined(self, session: str, job: str, rank: int, size: int) -> None:
+        """See `Arbiter`."""
+
     def closed(self, session: str) -> None:
         """See `Arbiter`."""
         self._waits.forget(session)
@@ -267,17 +270,14 @@ class Controller:
         """See `Arbiter`."""
         if known := self._sessions.get(session):
             known.memory = memory
-        self._driver.send(
-            events.Measured(self._clock(), session, memory, seconds, step_seconds, nadir)
-        )
+        now = self._clock()
+        self._driver.send(events.Measured(now, session, memory, seconds, step_seconds, nadir))
 
     def switched(self, device: str, nbytes: int, seconds: float) -> None:
         """See `Arbiter`."""
         if rate := self._bandwidths[device].measured(nbytes, seconds):
-            now, per_second = self._clock(), rate.bytes_per_second
-            log.info("Switches to %s take %.3f s and 1 s per %.3g bytes", device,
-                     rate.constant_seconds, per_second)  # fmt: skip
-            cost = per_second, rate.constant_seconds
+            now, cost = self._clock(), (rate.bytes_per_second, rate.constant_seconds)
+            log.info("Switches to %s: 1 s per %.3g bytes, and %.3f s", device, *cost)
             self._driver.send(events.BandwidthMeasured(now, device, *cost))
 
     def contended(self, session: str) -> bool:

@@ -51,7 +51,10 @@ class _Collector:
         states = GaugeMetricFamily("sing_sessions", "Sessions by state.", labels=["state"])
         for state, count in sorted(Counter(s["state"] for s in self._sessions).items()):
             states.add_metric([state], count)
-        yield from (total, used, states)
+        jobs = GaugeMetricFamily("sing_jobs", "Jobs with more than one rank.")
+        found = {(s["owner"], s["job"]) for s in self._sessions if (s["ranks"] or 1) > 1}
+        jobs.add_metric([], len(found))
+        yield from (total, used, states, jobs)
         yield from self._by_session()
         if self._sharing:
             yield from self._by_decision()

@@ -159,6 +159,18 @@ class Arbiter(Protocol):
     def admits(self, user: str) -> str:
         """Return a sentence why a user may not use any device at present; empty: they may."""
 
+    def joined(self, session: str, job: str, rank: int, size: int) -> None:
+        """Notify that a session is one rank of a job now, and of no other job.
+
+        Parameters
+        ----------
+        session : str
+        job : str
+            Id of the job, the same for all its ranks; no other job has it.
+        rank, size : int
+            Number of the rank, and of all ranks.
+        """
+
     def closed(self, session: str) -> None:
         """Notify that a session has ended, and its lease with it."""
 
@@ -308,6 +320,9 @@ class UnrestrictedArbiter:
 
     def admits(self, user: str) -> str:
         return ""
+
+    def joined(self, session: str, job: str, rank: int, size: int) -> None:
+        pass
 
     def closed(self, session: str) -> None:
         self._devices.pop(session, None)

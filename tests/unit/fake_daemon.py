@@ -73,6 +73,10 @@ SESSION: SessionView = {
     "automatic": {"every": 0.0, "cells": 0, "keep": 3, "problem": ""},
     "last_checkpoint": None,
     "progress": None,
+    "parent": "",
+    "job": "",
+    "rank": None,
+    "ranks": None,
 }
 EXACTNESS: ExactnessView = {
     "deterministic": False,

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kernelproxy.agent.api.memory_trim import give_back_memory
-from kernelproxy.agent.api.peer_limits import check_request, tame, user_of
+from kernelproxy.agent.api.peer_limits import check_count, check_request, tame, user_of
 from kernelproxy.agent.api.scheduler_actions import SchedulerActions
 from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog as CheckpointStore
 from kernelproxy.agent.checkpoint.history import KernelRuns
 from kernelproxy.agent.daemon_id import DaemonId
 from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.devices.device_health import DeviceHealth
+from kernelproxy.agent.lifecycle.family import Families
 from kernelproxy.agent.lifecycle.kernel_replacement import KernelReplacement
 from kernelproxy.agent.lifecycle.session import HostServices, Session
 from kernelproxy.agent.process.image_dirs import ImageDirs
@@ -40,7 +41,7 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, WorkerError
 from kernelproxy.common.ipc.channel import Channel
 from kernelproxy.common.ipc.peer import Owner, check_path
-from kernelproxy.common.protocol import Done, OpenSession, OpenSessionReply
+from kernelproxy.common.protocol import Done, OpenSession, OpenSessionReply, Prepare
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.scheduler_api import Arbiter, UnrestrictedArbiter
 from kernelproxy.devices import Device
@@ -87,6 +88,7 @@ class Agent:
             self.allocators[name].spare = pool
         self.elsewhere: Sequence[str] = ()  # see `StatusReply`
         self.sessions: dict[str, Session] = {}
+        self._families = Families(self.sessions)
         self.stopping = asyncio.Event()
         self.settings, self._fdstore, self.on_quiet = settings, fdstore, on_quiet
         self.arbiter = arbiter or UnrestrictedArbiter()
@@ -142,20 +144,45 @@ class Agent:
             if each.core.request.key == request.key and each.core.owner == uid:
                 return OpenSessionReply(each.id, form, why)
         if owner is not None and uid != 0:
-            check_request(request, sum(each.core.owner == uid for each in self.sessions.values()))
-        allocator = self._choose(request.device)
+            check_request(request, self._count(uid))
         request = replace(request, user=user_of(request.user, uid))
-        if request.script and (why := self.arbiter.admits(request.user)):
-            raise ControlError(why, "not-allowed")
+        if (parent := self._families.parent(request, uid)) is not None:
+            request = self._families.inherited(request, parent)
+        allocator = self._choose(request.device)
+        if request.script:
+            self._check_admitted(request.user)
         name = secrets.token_hex(6)
         state = DeviceState(name, allocator.device, self.settings)
         session = self._add(name, request, uid, allocator, state, owner)
         session.kernel.watch_opener(pid)
         if before := self._remembered.take(uid, request.kernel_id):
             session.preferences.recover(before)
+        elif parent is not None:
+            session.preferences.inherit(parent.preferences)
         session.persist()
         log.info("Session %s (%s) on %s", name, tame(request.name), allocator.device.id)
         return OpenSessionReply(name, form, why)
+
+    def check_ranks(self, request: Prepare, uid: int) -> None:
+        """Check whether a program may have the sessions of its ranks.
+
+        Raises
+        ------
+        ControlError
+            As `open` for the last of them.
+        """
+        if self.settings.system and uid != 0:
+            check_count(self._count(uid), request.ranks)
+        self._check_admitted(user_of(request.user, uid))
+        self._choose(request.device)
+
+    def _count(self, uid: int) -> int:
+        """Return the number of a user's sessions."""
+        return sum(each.core.owner == uid for each in self.sessions.values())
+
+    def _check_admitted(self, user: str) -> None:
+        if why := self.arbiter.admits(user):
+            raise ControlError(why, "not-allowed")
 
     def owner(self, channel: Channel, home: str, python: str) -> Owner | None:
         """Return the user as whom the caller's processes run; None: as the daemon's own user.
@@ -183,6 +210,7 @@ class Agent:
         zygotes = self._households.of(runs_as)
         session = Session(identity, allocator, state, zygotes, self._services, self._forget)
         self.sessions[name] = session
+        self._families.added(session)
         self.recorder.opened(session)
         self.arbiter.opened(session.preferences.terms())
         session.changed()
@@ -237,6 +265,7 @@ class Agent:
                         session.close("It could not be taken over.")
                     else:
                         self._fdstore.drop(each.session)
+        self._families.end_orphans()
 
     def _adopt(self, persisted: PersistedSession) -> None:
         record = persisted.record
@@ -346,6 +375,7 @@ class Agent:
     def _forget(self, session: Session) -> None:
         """Remove a session that has closed."""
         del self.sessions[session.id]
+        self._families.closed(session.id)
         self.subscribers.note(session)
         self.recorder.closed(session)
         if session.core.kernel_id and session.preferences.anything:

@@ -15,6 +15,7 @@ from kernelproxy.agent.checkpoint.history import last_of_ended
 from kernelproxy.agent.checkpoint.progress import with_progress
 from kernelproxy.agent.checkpoint.retention import KernelRun
 from kernelproxy.agent.lifecycle.session import Session
+from kernelproxy.agent.session.job import JobRank
 from kernelproxy.agent.status import activity_store, session_status
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
@@ -31,6 +32,7 @@ from kernelproxy.common.protocol import (
     DeleteCheckpoint,
     Done,
     GetPolicy,
+    JoinJob,
     LastCheckpoint,
     Message,
     MigrateRequest,
@@ -89,6 +91,7 @@ class Answers:
         self._by_kind: Mapping[type[Message], Callable[[Any, Caller], Awaitable[Message]]] = {
             StatusRequest: self._status,
             OpenSession: self._open_session,
+            JoinJob: self._join_job,
             CloseSession: self._close_session,
             Suspend: self._suspend,
             Resume: self._resume,
@@ -157,6 +160,14 @@ class Answers:
 
     async def _open_session(self, request: OpenSession, caller: Caller) -> Message:
         return await self._agent.open(request, caller.channel)
+
+    async def _join_job(self, request: JoinJob, caller: Caller) -> Done:
+        """Note a session's job, by its own process, or by its owner."""
+        session = self._agent.find(request.session, caller.uid)
+        if caller.uid != session.core.owner and caller.pid != session.kernel.pid:
+            raise ControlError("Only the session's owner can do that.", "not-allowed")
+        session.membership.join(JobRank(request.job, request.rank, request.size))
+        return Done()
 
     async def _close_session(self, request: CloseSession, caller: Caller) -> Message:
         return await self._agent.close_session(request.session, caller.uid, died=request.died)
@@ -271,6 +282,8 @@ class Answers:
 
     async def _prepare(self, request: Prepare, caller: Caller) -> Done:
         owner = self._agent.owner(caller.channel, request.home, request.python)
+        if request.ranks:
+            self._agent.check_ranks(request, caller.uid)
         self._agent.prepare(request.python, owner)
         return Done("It begins.")
 

@@ -174,6 +174,16 @@ def user_of(claim: str, uid: int) -> str:
     return claim
 
 
+def check_count(sessions: int, more: int = 1) -> None:
+    """Raise ControlError if a user with so many sessions may not have so many more."""
+    if sessions + more > SESSIONS_MAX:
+        raise ControlError(
+            f"You have {sessions} sessions already, and may have {SESSIONS_MAX}: end one, or use "
+            "fewer ranks.",
+            "too-many",
+        )
+
+
 def check_request(request: OpenSession, sessions: int) -> None:
     """Check a user's request for a session; `sessions`: the number that they have already.
 
@@ -182,15 +192,14 @@ def check_request(request: OpenSession, sessions: int) -> None:
     ControlError
         If they may not have another one, or a name in the request is not valid.
     """
-    if sessions >= SESSIONS_MAX:
-        raise ControlError(f"You have {sessions} sessions already: end one.", "too-many")
+    check_count(sessions)
     if few_are_left():
         raise ControlError(
             "The daemon of this machine has too few file descriptors left for another session: try "
             "again later, or ask the administrator to raise its limit (LimitNOFILE).",
             "too-many",
         )
-    for text in (request.name, request.kernel_id, request.notebook, request.key):
+    for text in (request.name, request.kernel_id, request.notebook, request.key, request.parent):
         if len(text) > _TEXT_CHARACTERS_MAX or has_control(text):
             raise ControlError(
                 f"'{escaped(text[:100])}' is not a valid name: it has control characters, or more "

@@ -10,7 +10,7 @@ from kernelproxy.agent.checkpoint.parts import ProcessSide
 from kernelproxy.agent.process.image_dirs import ImageDirs
 from kernelproxy.agent.process.process_dump import dump
 from kernelproxy.agent.process.process_manager import GONE, NOT_SHARED, ProcessManagerSlot
-from kernelproxy.agent.session.core import SessionCore
+from kernelproxy.agent.session.core import Inhibitor, SessionCore
 from kernelproxy.agent.session.kernel_connection import KernelConnection
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.common.errors import ControlError
@@ -21,6 +21,10 @@ from kernelproxy.common.shared_memory import PAGE_BYTES
 #: Time limit for a kernel to close its connection before it detaches.
 DISCONNECT_SECONDS = 30.0
 USED_MEANWHILE = "Another thread of the notebook used the device meanwhile: try again."
+CHILDREN = (
+    "Its process cannot be saved while processes that it started have GPU sessions: wait until "
+    "they have ended."
+)
 
 
 class ProcessSaver:
@@ -62,7 +66,9 @@ class ProcessSaver:
             ``unavailable``, if it must and cannot.
         """
         can = self._managers.current is not None and self._kernel.joined
-        saves = can and form != "namespace"
+        if form == "process" and self._core.inhibited(Inhibitor.CHILDREN):
+            raise ControlError(CHILDREN, "unavailable")
+        saves = can and form != "namespace" and not self._core.inhibited(Inhibitor.CHILDREN)
         if form == "process" and not saves:
             gone = f"Its process cannot be saved: {GONE}."
             raise ControlError(NOT_SHARED if self._core.shared else gone, "unavailable")

@@ -41,6 +41,7 @@ from kernelproxy.agent.residency.worker_start import WorkerStarter
 from kernelproxy.agent.session.core import Identity, SessionCore
 from kernelproxy.agent.session.demand import WorkerDemand
 from kernelproxy.agent.session.idle_timer import IdleTimer, waits
+from kernelproxy.agent.session.job import JobMembership
 from kernelproxy.agent.session.kernel_connection import KernelConnection
 from kernelproxy.agent.session.preferences import Preferences
 from kernelproxy.agent.session.states import State
@@ -145,6 +146,7 @@ class Session:
         self.core = core = SessionCore(identity, allocator, self)
         self.demand = demand = WorkerDemand(core, state)
         self.preferences = Preferences(core, state, arbiter)
+        self.membership = JobMembership(core, arbiter)
         settings, contexts = services.settings, services.contexts
         self.idle = idle = IdleTimer(core, state, waits(request, settings, self.allowance))
         self.kernel = kernel = KernelConnection(core, state, idle, zygotes, self)
@@ -179,14 +181,9 @@ class Session:
             core, kernel, self.hibernation, checkpoints, self.history
         )
         self.automatic = AutoCheckpoint(
-            core,
-            state,
-            kernel,
-            self.requests,
-            self.history,
-            checkpoints,
+            core, state, kernel, self.requests, self.history, checkpoints,
             AutoCheckpointRule.of(request),
-        )
+        )  # fmt: skip
         saver = ProcessSaver(core, state, kernel, self.managers, services.images)
         self.maker = CheckpointMaker(
             core, state, memory, saver, checkpoints, self.requests, self.automatic
@@ -374,6 +371,7 @@ class Session:
             "fresh": self.history.fresh,
             "wanted": self.preferences.record(),
             "denied": self.denial.why,
+            "job": self.membership.record(),
         }
         self._services.fdstore.put(
             PersistedSession(self.id, record, [*fds, *kernel_fds, *manager_fds])
@@ -415,6 +413,7 @@ class Session:
             if was is not State.QUEUED and not ledger.short(self.id, grant):
                 ledger.hold(self.id, grant)  # before sessions that waited for memory
         self.preferences.recover(record["wanted"])
+        self.membership.recover(record.get("job"))
         core.request_reconcile()
 
     def begin_suspended(self, reason: str) -> None:

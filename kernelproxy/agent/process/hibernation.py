@@ -55,7 +55,12 @@ REVIVE_ATTEMPTS = 2
 JOIN_SECONDS = 30.0
 #: Pause before the next attempt if hibernation failed.
 RETRY_SECONDS = 60.0
-_FORBIDDEN_BY = (Inhibitor.PIN, Inhibitor.CHECKPOINT_REQUEST, Inhibitor.AUTO_CHECKPOINT)
+_FORBIDDEN_BY = (
+    Inhibitor.PIN,
+    Inhibitor.CHECKPOINT_REQUEST,
+    Inhibitor.AUTO_CHECKPOINT,
+    Inhibitor.CHILDREN,
+)
 REASON = "Hibernated on disk. Resumes when you open the notebook or run a cell."
 
 

@@ -121,6 +121,14 @@ class Preferences:
         """Take over the preferences of a kernel that another process replaces."""
         self.recover(before.record())
 
+    def inherit(self, parent: Preferences) -> None:
+        """Take over the preferences of the session whose process has started this one's.
+
+        A pin is not inherited: it is about the memory of one session.
+        """
+        self._take(False, parent.tier)
+        self._set_deterministic(parent.deterministic)
+
     def _take(self, pinned: bool, tier: str | None) -> None:
         """Re-apply earlier preferences, dropping those the policy no longer allows."""
         for wanted in ((pinned, tier), (pinned, None)):

@@ -40,6 +40,7 @@ def describe_session(session: Session, *, asking: bool = False) -> SessionView:
     queued_since = core.since if queued and core.state is State.QUEUED else None
     outlook = session.waiting.outlook() if queued else None
     suspended = shown is State.SUSPENDED
+    job = session.membership.job
     return {
         "id": session.id,
         "name": core.name,
@@ -78,6 +79,10 @@ def describe_session(session: Session, *, asking: bool = False) -> SessionView:
         "automatic": session.automatic.describe(),
         "last_checkpoint": session.history.describe(),
         "progress": session.requests.underway.describe() or _prepared(session),
+        "parent": core.request.parent,
+        "job": job.id if job else "",
+        "rank": job.rank if job else None,
+        "ranks": job.size if job else None,
     }
 
 
@@ -112,7 +117,7 @@ _OUTLINE = {
 #: Fields that are null in such an outline, not blank.
 _UNSAID = {
     "kernel_pid", "worker_pid", "queue_position", "expected_wait", "suspended_by", "suspended_at",
-    "promised",
+    "promised", "rank", "ranks",
 }  # fmt: skip
 
 

@@ -66,7 +66,8 @@ class OpenSession(Message, kind="OpenSession"):
     Parameters
     ----------
     name : str
-        User-facing name; need not be unique.
+        User-facing name; need not be unique. With a parent, a name that is empty or begins with a
+        blank is appended to the parent's.
     kernel_id : str
         Jupyter's id of the kernel, or "".
     python : str
@@ -93,6 +94,10 @@ class OpenSession(Message, kind="OpenSession"):
         session.
     home : str
         The caller's home directory, for processes that the system daemon starts as this user.
+    parent : str
+        Id of the session whose process started the caller's; "": none. The new session has the same
+        user, notebook, device (if one was requested by name) and preferences, and ends with its
+        parent.
     """
 
     name: str
@@ -109,6 +114,29 @@ class OpenSession(Message, kind="OpenSession"):
     user: str = ""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
     home: str = field(default_factory=lambda: os.path.expanduser("~"))
+    parent: str = ""
+
+
+@dataclass(frozen=True)
+class JoinJob(Message, kind="JoinJob"):
+    """Report that a session is one rank of a job; answered by `Done`. Idempotent.
+
+    Sent by the rank's process when its default process group is made. A session is in one job at a
+    time: the last report counts.
+
+    Parameters
+    ----------
+    session : str
+    job : str
+        Token that all ranks of the job report, and the ranks of no other job of their user.
+    rank, size : int
+        Number of this rank, and of all ranks.
+    """
+
+    session: str
+    job: str
+    rank: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -387,10 +415,19 @@ class Prepare(Message, kind="Prepare"):
     python : str
     home : str
         As in `OpenSession`.
+    ranks : int
+        Number of sessions that the ranks of a program are about to open; 0: unknown. It is refused
+        if they may not be opened, by this user and on this device.
+    user : str
+    device : str or None
+        As in `OpenSession`.
     """
 
     python: str
     home: str = field(default_factory=lambda: os.path.expanduser("~"))
+    ranks: int = 0
+    user: str = ""
+    device: str | None = None
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,10 @@ class SessionView(TypedDict):
     last_checkpoint: LastCheckpointView | None
     progress: ProgressView | None
     reason: str
+    parent: str
+    job: str
+    rank: int | None
+    ranks: int | None
 
 
 class OutsideProcessView(TypedDict):

@@ -45,6 +45,9 @@ class Turns:
     def admits(self, user: str) -> str:
         return ""
 
+    def joined(self, session: str, job: str, rank: int, size: int) -> None:
+        pass
+
     def closed(self, session: str) -> None:
         if self.device.get(session):
             self.done(session)

@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.api.peer_limits import SESSIONS_MAX, LogFilter, check_request, tame
+from kernelproxy.agent.api.peer_limits import (
+    SESSIONS_MAX,
+    LogFilter,
+    check_count,
+    check_request,
+    tame,
+)
 from kernelproxy.agent.status.session_status import outline
 from kernelproxy.common.errors import ControlError, ProtocolError, WorkerError
 from kernelproxy.common.ipc import fd_validation
@@ -200,6 +206,11 @@ def test_requests_are_bounded() -> None:
     check_request(fine, SESSIONS_MAX - 1)
     with pytest.raises(ControlError, match="sessions already"):
         check_request(fine, SESSIONS_MAX)
+    check_count(SESSIONS_MAX - 4, 4)
+    with pytest.raises(ControlError, match="use fewer ranks"):
+        check_count(SESSIONS_MAX - 4, 5)
+    with pytest.raises(ControlError, match="is not a valid name"):
+        check_request(OpenSession("n", "", "/python", parent="two\nlines"), 0)
     for name in (
         "実験\u30001.ipynb",
         "a\xa0b",

@@ -365,6 +365,16 @@ async def test_metrics_have_prometheus_format(fake_daemon: FakeDaemon, jp_fetch:
     assert all(name.startswith("sing_") for name in named)
 
 
+async def test_metrics_count_jobs_of_several_ranks(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+    places = [("a", 0, 2), ("a", 1, 2), ("b", 0, 1), ("c", 0, 3), ("", None, None)]
+    fake_daemon.sessions = {
+        str(number): SESSION | {"id": str(number), "job": job, "rank": rank, "ranks": ranks}
+        for number, (job, rank, ranks) in enumerate(places)
+    }
+    text = (await jp_fetch(API, "metrics")).body.decode()
+    assert "sing_jobs 2.0" in text
+
+
 async def test_metrics_omit_blank_fields_of_other_users(
     fake_daemon: FakeDaemon, jp_fetch: Any
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from kernelproxy.agent.api import request_handlers
 from kernelproxy.agent.api.agent import Agent
+from kernelproxy.agent.lifecycle.family import Families
 
 
 class AdoptedRecord:
@@ -39,6 +40,7 @@ def adopt(error: Exception) -> list[str]:
     agent.recorder = SimpleNamespace(begin=lambda **_: None)
     agent.sessions, agent._adopt = {}, fail
     agent._fdstore = SimpleNamespace(drop=lambda _: None)
+    agent._families = Families(agent.sessions)
     persisted: Any = AdoptedRecord()
     try:
         agent.adopt([persisted])

@@ -1,0 +1,91 @@
+"""Sessions of processes that another session's process has started: its children."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kernelproxy.agent.lifecycle.session import Session
+from kernelproxy.agent.session.core import Inhibitor
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import OpenSession
+
+PARENT_ENDED = "The session of the process that started it has ended."
+
+
+class Families:
+    """Finds the parents and children of sessions, and ends children with their parent.
+
+    Parameters
+    ----------
+    sessions : mapping of str to Session
+        All open sessions, by id.
+    """
+
+    def __init__(self, sessions: Mapping[str, Session]) -> None:
+        self._sessions = sessions
+
+    def parent(self, request: OpenSession, uid: int) -> Session | None:
+        """Return the parent of a session that a user wants to open; None if there is none.
+
+        Raises
+        ------
+        ControlError
+            If the parent has ended, or belongs to another user.
+        """
+        if not request.parent:
+            return None
+        parent = self._sessions.get(request.parent)
+        if parent is None or parent.core.closing:
+            raise ControlError(
+                "The session of the process that started this one has ended, so this one gets "
+                "none: start it again.",
+                "ended",
+            )
+        if parent.core.owner != uid:
+            raise ControlError(
+                f"Session {request.parent} belongs to {parent.core.user}: only their own "
+                "processes can have sessions below it.",
+                "not-allowed",
+            )
+        return parent
+
+    @staticmethod
+    def inherited(request: OpenSession, parent: Session) -> OpenSession:
+        """Return a child's request with what it has from its parent."""
+        of_parent = parent.core.request
+        below = not request.name or request.name.startswith(" ")
+        return replace(
+            request,
+            name=f"{parent.core.name}{request.name}" if below else request.name,
+            user=parent.core.user,
+            notebook=of_parent.notebook,
+            device=request.device or of_parent.device,
+            idle_timeout=(
+                of_parent.idle_timeout if request.idle_timeout is None else request.idle_timeout
+            ),
+        )
+
+    def added(self, session: Session) -> None:
+        """Note a session that was opened or recovered."""
+        # Its children's connections to the daemon cannot be saved with the process.
+        session.core.inhibitors[Inhibitor.CHILDREN] = lambda: bool(self.children(session.id))
+
+    def children(self, name: str) -> list[Session]:
+        """Return the children of a session that are not closing."""
+        return [
+            each
+            for each in self._sessions.values()
+            if each.core.request.parent == name and not each.core.closing
+        ]
+
+    def closed(self, name: str) -> None:
+        """End the children of a session that has closed."""
+        for each in self.children(name):
+            each.close(PARENT_ENDED)
+
+    def end_orphans(self) -> None:
+        """End the recovered sessions whose parents were not recovered."""
+        parents = {each.core.request.parent for each in self._sessions.values()} - {""}
+        for name in parents - self._sessions.keys():
+            self.closed(name)

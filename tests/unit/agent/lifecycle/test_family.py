@@ -1,0 +1,56 @@
+"""Parents and children of sessions."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kernelproxy.agent.lifecycle.family import Families
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import OpenSession
+
+
+def a_session(name: str, owner: int = 7, parent: str = "", closing: bool = False) -> Any:
+    request = OpenSession("n", "", "/python", parent=parent)
+    core = SimpleNamespace(request=request, owner=owner, user="ada", closing=closing, inhibitors={})
+    return SimpleNamespace(id=name, core=core)
+
+
+def families(*sessions: Any) -> Families:
+    found = Families({each.id: each for each in sessions})
+    for each in sessions:
+        found.added(each)
+    return found
+
+
+def child(parent: str) -> OpenSession:
+    return OpenSession("rank", "", "/python", script=True, parent=parent)
+
+
+def test_a_parent_belongs_to_the_same_user() -> None:
+    there = families(one := a_session("one"))
+    assert there.parent(child("one"), 7) is one
+    assert there.parent(child(""), 7) is None
+    for uid in (8, 0):  # not even root's processes run below others' sessions
+        with pytest.raises(ControlError, match="belongs to ada") as raised:
+            there.parent(child("one"), uid)
+        assert raised.value.reason == "not-allowed"
+
+
+def test_a_parent_is_named_by_its_whole_id_and_open() -> None:
+    there = families(a_session("one", closing=True), a_session("other"))
+    for name in ("one", "oth", "none"):
+        with pytest.raises(ControlError, match="has ended") as raised:
+            there.parent(child(name), 7)
+        assert raised.value.reason == "ended"
+
+
+def test_a_session_with_children_is_inhibited_while_they_are_open() -> None:
+    one, rank = a_session("one"), a_session("rank", parent="one")
+    families(one, rank)
+    (inhibits,) = one.core.inhibitors.values()
+    assert inhibits()
+    rank.core.closing = True
+    assert not inhibits()
