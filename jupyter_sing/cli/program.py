@@ -1,4 +1,4 @@
-"""``jupyter sing run``: a Python program in a session of its own."""
+"""``jupyter sing run``: a Python program in a session of its own, or its ranks in one each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, NativeError, SingError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.options import DIRECT_GPU, user
-from kernelproxy.common.protocol import CloseSession, OpenSession, OpenSessionReply, Prepare
+from kernelproxy.common.protocol import (
+    LOCAL_RANKS_MAX,
+    CloseSession,
+    OpenSession,
+    OpenSessionReply,
+    Prepare,
+)
 from kernelproxy.common.readable import escaped
 from kernelproxy.kernel import gpu_access
+from kernelproxy.kernel.activation.child_session import DEVICE_VARIABLE, NAME_VARIABLE
 from kernelproxy.kernel.files import tracker
 from kernelproxy.native import build as native
 from kernelproxy.native import tools
@@ -35,9 +42,21 @@ def add_verb(add: AddVerb) -> None:
         help="let the program also use the GPU directly, for libraries other than torch; what it "
         "uses there is not suspended",
     )  # fmt: skip
+    run.add_argument(
+        "--nproc-per-node", type=_ranks, metavar="N",
+        help="start N processes of the program, as torchrun does: ranks of one job, each with a "
+        "session of its own, on however many GPUs there are",
+    )  # fmt: skip
     run.add_argument("--python", default=sys.executable, help=PYTHON_HELP)
     run.add_argument("script", help="Python program")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
+
+
+def _ranks(text: str) -> int:
+    """Parse a number of ranks."""
+    if not text.isdecimal() or not 1 <= int(text) <= LOCAL_RANKS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {LOCAL_RANKS_MAX}")
+    return int(text)
 
 
 def run_program(options: argparse.Namespace) -> int:
@@ -47,30 +66,68 @@ def run_program(options: argparse.Namespace) -> int:
         raise ControlError(f"The program {options.script} was not found.", "bad-request")
     env = _environment(options.python, options.direct_gpu)
     name = options.name or os.path.basename(script)
+    program = [script, *options.arguments]
+    if options.nproc_per_node:
+        return _run_ranks(options, env, name, program)
     try:
         session = _open_session(options.python, name, options.device)
     except (SingError, OSError) as error:
-        denied = isinstance(error, ControlError) and error.reason == "not-allowed"
-        if options.device or denied:
-            raise  # the user requested a device or may not run at all: do not fall back
-        if not options.direct_gpu:
-            gpu_access.hide_in(env)
-        what = "no session" if options.direct_gpu else "CPU only"
-        print(f"jupyter_sing: {what}: {escaped(str(error)).rstrip('.')}.", file=sys.stderr)
-        return _wait(subprocess.Popen([options.python, script, *options.arguments], env=env))
-    bundle = str(paths.bundle_dir())
-    search = [bundle, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
-    env |= {
-        "PYTHONPATH": os.pathsep.join(search),
-        "SING_BUNDLE": bundle,
-        "SING_SESSION": session,
-        "SING_SOCKET": str(paths.socket_path()),
-    }
+        _explain(error, options, env)
+        return _wait(subprocess.Popen([options.python, *program], env=env))
+    _with_packages(env)
+    env |= {"SING_SESSION": session, "SING_SOCKET": str(paths.socket_path())}
     under = [options.python, "-m", "kernelproxy.kernel.activation.run_script"]
     try:
-        return _wait(subprocess.Popen([*under, script, *options.arguments], env=env))
+        return _wait(subprocess.Popen([*under, *program], env=env))
     finally:
         _close_session(session)
+
+
+def _run_ranks(
+    options: argparse.Namespace, env: dict[str, str], name: str, program: list[str]
+) -> int:
+    """``run --nproc-per-node N SCRIPT``: each rank opens a session when it uses the device."""
+    ranks = options.nproc_per_node
+    command = [options.python, "-m", "kernelproxy.kernel.activation.run_ranks", str(os.getpid())]
+    command += [str(ranks), *program]
+    _with_packages(env)
+    with contextlib.ExitStack() as stack:
+        try:
+            native.check_version(native.find_torch(options.python))
+            # While this is connected, the daemon stays, even if no rank has a session yet.
+            control = stack.enter_context(connect())
+            prepare = Prepare(options.python, ranks=ranks, user=user(), device=options.device)
+            control.call(prepare, timeout=ANSWER_SECONDS_MAX)
+        except (SingError, OSError) as error:
+            _explain(error, options, env)
+        else:
+            env |= {"SING_SOCKET": str(paths.socket_path()), NAME_VARIABLE: name}
+            if options.device:
+                env[DEVICE_VARIABLE] = options.device
+        return _wait(subprocess.Popen(command, env=env))
+
+
+def _explain(error: Exception, options: argparse.Namespace, env: dict[str, str]) -> None:
+    """Print why a program has no session, and hide the GPU from it.
+
+    Raises
+    ------
+    Exception
+        The error itself, if the user requested a device or may not run at all.
+    """
+    if options.device or (isinstance(error, ControlError) and error.reason == "not-allowed"):
+        raise error
+    if not options.direct_gpu:
+        gpu_access.hide_in(env)
+    what = "no session" if options.direct_gpu else "CPU only"
+    print(f"jupyter_sing: {what}: {escaped(str(error)).rstrip('.')}.", file=sys.stderr)
+
+
+def _with_packages(env: dict[str, str]) -> None:
+    """Add our packages to the Python path of a program, which removes them from it again."""
+    bundle = str(paths.bundle_dir())
+    search = [bundle, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    env |= {"PYTHONPATH": os.pathsep.join(search), "SING_BUNDLE": bundle}
 
 
 def _environment(python: str, direct_gpu: bool) -> dict[str, str]:

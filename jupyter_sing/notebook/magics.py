@@ -19,6 +19,7 @@ from kernelproxy.common.errors import ControlError, SingError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import (
     FORMS,
+    LOCAL_RANKS_MAX,
     CheckpointReply,
     CheckpointsReply,
     CheckpointsRequest,
@@ -54,6 +55,10 @@ HELP = """\
 %sing deterministic [on|off]
                 show or set whether the state is exact after a recovery on a GPU, too;
                 some operations are slower then
+%sing ranks [N]
+                show or set how many GPUs this notebook sees, so that libraries which
+                start a process for each GPU start N; each gets a session of its own,
+                on however many GPUs there are
 %sing checkpoint [NAME]
                 save the notebook to disk: variables and GPU memory, and the whole process
                 where possible (--form namespace: only variables; --form process: fail
@@ -188,6 +193,25 @@ def deterministic(wanted: str = "") -> None:
     _print(status_text.deterministic_text(_described(session_id)))
 
 
+def ranks(wanted: str = "") -> None:
+    """``%sing ranks``, ``%sing ranks N``."""
+    if not _session_id():
+        return
+    if wanted:
+        if not wanted.isdecimal() or not 1 <= int(wanted) <= LOCAL_RANKS_MAX:
+            raise ControlError(
+                f"%sing ranks {wanted} is no number of ranks: write one from 1 to "
+                f"{LOCAL_RANKS_MAX}.",
+                "bad-request",
+            )
+        activation.set_ranks(int(wanted))
+    seen = activation.ranks()
+    _print(
+        f"This notebook sees {seen} GPU{'' if seen == 1 else 's'}: programs that start a process "
+        f"for each GPU start {seen}."
+    )
+
+
 def checkpoint(name: str = "", *, form: str = "") -> None:
     """``%sing checkpoint [NAME] [--form FORM]``: return when it is safe on disk."""
     session_id = _session_id()
@@ -303,6 +327,7 @@ _VERBS: dict[str, Callable[..., Any]] = {
     "unpin": unpin,
     "priority": priority,
     "deterministic": deterministic,
+    "ranks": ranks,
     "checkpoint": checkpoint,
     "checkpoints": checkpoints,
     "restore": restore,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kernelproxy.kernel.activation import python_path
 from kernelproxy.kernel.namespace.types import DevicePart, Omission
 
 #: Environment variables that belong to a kernel, and not to its notebook.
@@ -67,7 +68,9 @@ def put_back_settings(found: dict[str, Any]) -> Iterator[Omission]:
     except OSError as error:
         yield Omission("working directory", f"{found['directory']}: {error.strerror}")
     for name, value in found["environment"].items():
-        if value is None:
+        if name == python_path.NAME:
+            python_path.set_users_part(value or "")
+        elif value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
@@ -95,7 +98,9 @@ def _environment() -> dict[str, str | None]:
     except OSError:
         return {}
     initial = dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
-    now = dict(os.environ)
+    now, bundle, name = dict(os.environ), initial.get("SING_BUNDLE", ""), python_path.NAME
+    for each in (initial, now):
+        each[name] = python_path.users_part(each.get(name, ""), bundle)
     changed = {
         name: now.get(name) for name in initial.keys() | now if initial.get(name) != now.get(name)
     }

@@ -33,6 +33,11 @@ from kernelproxy.common.protocol import (
 from kernelproxy.common.readable import escaped
 from kernelproxy.criu.sandbox import Form
 from kernelproxy.kernel import gpu_access
+from kernelproxy.kernel.activation.child_session import (
+    DEVICE_VARIABLE,
+    LAUNCHER_VARIABLE,
+    NAME_VARIABLE,
+)
 from kernelproxy.kernel.files import tracker
 from kernelproxy.native import build, libraries, tools
 from kernelproxy.provisioning import events
@@ -50,7 +55,7 @@ NAME_CHARACTERS_MAX = 200
 # Environment variables that are set for a kernel.
 _VARIABLES = (
     "SING_SESSION", "SING_SOCKET", "SING_REASON", "SING_PROCESS_REASON", "SING_CLIENT",
-    "SING_BUNDLE", "SING_EXTENSIONS",
+    "SING_BUNDLE", "SING_EXTENSIONS", LAUNCHER_VARIABLE, NAME_VARIABLE, DEVICE_VARIABLE,
 )  # fmt: skip
 # Torch of each interpreter, by its path and modification time: to find it out takes a process.
 _torch_of: dict[tuple[str, float], build.TorchInfo | NativeError] = {}

@@ -8,9 +8,9 @@ from typing import Any
 
 from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import RANKS_MAX
 from kernelproxy.common.scheduler_api import Arbiter
 
-RANKS_MAX = 1024
 _ID = re.compile(r"[A-Za-z0-9_.:/@+-]{1,128}")
 
 

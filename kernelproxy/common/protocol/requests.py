@@ -11,6 +11,10 @@ from kernelproxy.common.protocol.base import LARGE_BYTES_MAX, Message
 
 #: Content of a checkpoint besides the files: variables only, or also the process.
 FORMS = ("namespace", "process")
+#: Most ranks of a job.
+RANKS_MAX = 1024
+#: Most of them in one program on one machine, and most labels of a device in one process.
+LOCAL_RANKS_MAX = 64
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,24 @@ import os
 import sys
 
 from kernelproxy.kernel import gpu_access
-from kernelproxy.kernel.activation import state
+from kernelproxy.kernel.activation import python_path, state
 from kernelproxy.kernel.activation.state import Activation, cell, cell_asked, current
 
-__all__ = ["Activation", "activate", "activate_child", "cell", "cell_asked", "current", "listen"]
+__all__ = [
+    "Activation",
+    "activate",
+    "activate_child",
+    "cell",
+    "cell_asked",
+    "current",
+    "leave_python_path",
+    "listen",
+    "ranks",
+    "set_ranks",
+]
+
+#: Number of devices that this process, and those that it starts, see.
+RANKS_VARIABLE = "SING_RANKS"
 
 
 def activate() -> bool:
@@ -48,7 +62,7 @@ def activate() -> bool:
     if os.environ.get(state.CLIENT_VARIABLE, str(os.getpid())) != str(os.getpid()):
         return False
     os.environ[state.CLIENT_VARIABLE] = str(os.getpid())
-    _leave_python_path()
+    leave_python_path(children=bool(session))
     from kernelproxy.kernel.activation import gpu_libraries, import_hook
 
     if not gpu_access.is_direct():
@@ -100,16 +114,31 @@ def listen() -> None:
     link.start()
 
 
-def _leave_python_path() -> None:
-    """Remove our directory from PYTHONPATH: child processes must not inherit it."""
+def ranks() -> int:
+    """Return the number of devices that this process sees: see `set_ranks`."""
+    text = os.environ.get(RANKS_VARIABLE, "")
+    return max(1, int(text)) if text.isdecimal() else 1
+
+
+def set_ranks(count: int) -> None:
+    """Set the number of devices that this process, and those that it starts, see.
+
+    Libraries that start one process for each device then start that many. All devices are names of
+    the one device of the process's session.
+    """
+    os.environ[RANKS_VARIABLE] = str(count)
+    if (cuda := sys.modules.get("torch.cuda")) is not None:
+        cuda.__dict__["_cached_device_count"] = None
+
+
+def leave_python_path(*, children: bool) -> None:
+    """Remove our packages from PYTHONPATH, which child processes inherit.
+
+    With `children`, they find there what gives them sessions of their own: see `python_path`.
+    """
     ours = os.path.abspath(__file__)
     for _ in range(4):
         ours = os.path.dirname(ours)
     bundle = os.environ.pop("SING_BUNDLE", ours)
     sys.path.append(os.path.join(bundle, "beside.ours"))  # see `paths.beside`
-    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept = [entry for entry in entries if entry and entry != bundle]
-    if kept:
-        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
-    else:
-        os.environ.pop("PYTHONPATH", None)
+    python_path.replace(bundle, children=children)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import (
     CloseSession,
@@ -20,6 +24,7 @@ from kernelproxy.common.protocol.views import SessionView
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost, from_outside
 
+ROOT = Path(__file__).parents[3]
 StartHost = Callable[..., ToyHost]
 
 
@@ -140,6 +145,27 @@ def test_a_child_whose_parent_is_not_recovered_ends(toy_host: StartHost) -> None
     wait_until(lambda: not ids(host))
     with pytest.raises(RuntimeError, match="the process that started it has ended"):
         child.read()
+
+
+def test_a_child_that_is_killed_right_after_it_has_opened_leaves_nothing(
+    toy_host: StartHost,
+) -> None:
+    host = toy_host()
+    parent = host.open("a.ipynb")
+    program = (
+        "import os, signal, sys\n"
+        "from kernelproxy.kernel.activation import child_session\n"
+        f"print(child_session.open_session({parent!r}), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "SING_SOCKET": str(paths.socket_path()),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() not in ("", parent), done.stderr
+    wait_until(lambda: ids(host) == {parent})
 
 
 def test_ranks_that_may_not_use_devices_are_refused_before_they_start(

@@ -377,7 +377,9 @@ def test_run_passes_arguments_and_exit_status_and_closes_its_session(
     assert argv == [str(script), "a", "--json", "-b"]
     assert (name, path0) == ("__main__", str(tmp_path))
     assert session == "s1"
-    assert "bundle" not in python_path  # which does not concern the program's children
+    for_children, *others = python_path.split(os.pathsep)
+    assert for_children.endswith("/kernelproxy/kernel/activation/children")
+    assert not any("bundle" in each for each in others)  # our packages are hidden from children
     assert fake_daemon.requests[-1] == CloseSession("s1")
 
 

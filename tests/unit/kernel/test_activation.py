@@ -223,7 +223,8 @@ def test_a_child_does_not_become_a_second_client(fake_torch: Path, runtime_dir: 
     done = run(
         "import os, subprocess, sys\n"
         "print(activate(), flush=True)\n"
-        "print(os.environ['SING_SESSION'], 'kernelproxy' in os.environ['PYTHONPATH'], flush=True)\n"
+        "search = os.environ['PYTHONPATH'].split(os.pathsep)\n"
+        f"print(os.environ['SING_SESSION'], {str(ROOT)!r} in search, flush=True)\n"
         f"subprocess.run([sys.executable, '-c', {child!r}], check=True, cwd={str(ROOT)!r})",
         fake_torch,
         runtime_dir,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kernelproxy.agent.api.answers import Answers
-from kernelproxy.agent.session.job import RANKS_MAX, JobRank, JobMembership
+from kernelproxy.agent.session.job import JobMembership, JobRank
 from kernelproxy.common.errors import ControlError
-from kernelproxy.common.protocol import Done, JoinJob
+from kernelproxy.common.protocol import RANKS_MAX, Done, JoinJob
 
 
 class Told:
