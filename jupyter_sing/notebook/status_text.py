@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from jupyter_sing.notebook import session_tree
 from kernelproxy.common.protocol.views import (
     AutomaticView,
     CheckpointView,
@@ -176,20 +177,23 @@ def priority_text(session: SessionView) -> str:
 
 
 def sessions_table(sessions: Sequence[SessionView]) -> Table:
-    """Return the table of sessions, with their owners if there are several."""
+    """Return the table of sessions, with their owners if there are several.
+
+    The sessions of processes that another session's process started are below that session, and
+    the ranks of a job below a row for the job.
+    """
     several = len({s["owner"] for s in sessions}) > 1
-    rows = [
-        (
-            s["id"][:8],
-            *([s["owner"]] if several else []),
-            s["name"],
-            state_word(s),
-            f"{device_label(s['device'])}{', pinned' if s['pinned'] else ''}",
-            bytes_text(s["memory"]),
-            sentence(s),
-        )
-        for s in sessions
-    ]
+    rows = []
+    for row in session_tree.rows(sessions):
+        s = row.ranks[0] if isinstance(row, session_tree.JobRow) else row.session
+        owner = [s["owner"]] if several else []
+        name = f"{'  ' * row.depth}{row.name}"
+        if isinstance(row, session_tree.JobRow):
+            rows.append(("", *owner, name, row.text, "", bytes_text(row.memory), ""))
+            continue
+        device = f"{device_label(s['device'])}{', pinned' if s['pinned'] else ''}"
+        memory = bytes_text(s["memory"])
+        rows.append((s["id"][:8], *owner, name, state_word(s), device, memory, sentence(s)))
     whose = ["owner"] if several else []
     header = ("id", *whose, "name", "state", "GPU", "memory", "details")
     return Table(header, rows)

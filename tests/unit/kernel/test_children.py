@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import os
 import subprocess
 import sys
@@ -48,12 +49,12 @@ def packages(tmp_path: Path) -> Path:
 
 
 def run(
-    code: str, bundle: Path, *packages: Path, options: tuple[str, ...] = (), **env: str
+    code: str, bundle: Path, *packages: Path, option: str = "-s", **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a child process of a notebook."""
     search = [str(bundle / "kernelproxy/kernel/activation/children"), *map(str, packages)]
     return subprocess.run(
-        [sys.executable, "-S" if "-S" in options else "-s", *options, "-c", code],
+        [sys.executable, option, "-c", code],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(search), **env},
         cwd="/",
         capture_output=True,
@@ -140,9 +141,9 @@ def test_another_version_of_our_packages_is_forgotten(bundle: Path, packages: Pa
         "import kernelproxy.headless, torch\n"
         "import kernelproxy; print(hasattr(kernelproxy, 'other'))"
     )
-    done = run(code, bundle, packages, options=("-S",), **PARENT)
+    done = run(code, bundle, packages, option="-S", **PARENT)
     assert "activated" not in done.stdout  # -S: no sitecustomize at all
-    done = run("import sitecustomize\n" + code, bundle, packages, options=("-S",), **PARENT)
+    done = run("import sitecustomize\n" + code, bundle, packages, option="-S", **PARENT)
     assert done.stdout.endswith("activated False\ntorch\nFalse\n"), done.stderr
 
 
@@ -233,10 +234,12 @@ def test_a_checkpoint_has_the_users_part_of_the_path(monkeypatch: pytest.MonkeyP
     assert found["PYTHONPATH"] == "/added"
     elsewhere = "/c/kernelproxy/kernel/activation/children"
     monkeypatch.setenv("PYTHONPATH", f"{elsewhere}:/old")
-    changed = {"directory": "/", "environment": {"PYTHONPATH": "/added"}}
     monkeypatch.chdir("/")
-    import decimal
-
-    changed |= {"decimal": decimal.getcontext(), "recursion": sys.getrecursionlimit()}
+    changed = {
+        "directory": "/",
+        "environment": {"PYTHONPATH": "/added"},
+        "decimal": decimal.getcontext(),
+        "recursion": sys.getrecursionlimit(),
+    }
     assert list(process_settings.put_back_settings(changed)) == []
     assert os.environ["PYTHONPATH"] == f"{elsewhere}:/added"
