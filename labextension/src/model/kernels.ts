@@ -15,6 +15,12 @@ export function sessionOf(
   return model.ofKernel(context?.session?.kernel?.id);
 }
 
+/** Return the id of the kernel from which a session's process was started; empty if there is none. */
+export function kernelIdOf(model: ISingModel, session: Session): string {
+  const above = session.kernel_id ? undefined : model.get(session.parent);
+  return above ? kernelIdOf(model, above) : session.kernel_id;
+}
+
 /**
  * True if the state of a notebook's or console's kernel is not known: there is no kernel, or its
  * session is about to begin or to end.

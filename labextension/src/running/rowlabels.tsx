@@ -1,4 +1,5 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
+import { treeViewIcon } from '@jupyterlab/ui-components';
 import React, { useCallback, useEffect, useRef, useSyncExternalStore } from 'react';
 import { deviceIcon, outsideIcon, pinIcon } from '../ui/icons';
 import { percentText } from '../text/format';
@@ -74,6 +75,8 @@ export function SessionLabel(
     id: string;
     trans: TranslationBundle;
     withDevice: boolean;
+    /** Whether it is below the row of its job, and only its rank is shown. */
+    isNested: boolean;
     execute: (command: string) => void;
     open: (() => void) | undefined;
   } & ISearched
@@ -91,8 +94,8 @@ export function SessionLabel(
       ref={node}
     >
       <StateIcon shown={row.shown} />
-      <span className="jp-Sing-rowName">{row.name}</span>
-      {row.owner && row.name !== row.owner && (
+      <span className="jp-Sing-rowName">{props.isNested ? row.rank : row.name}</span>
+      {row.owner && row.name !== row.owner && !props.isNested && (
         <span className="jp-Sing-rowOwner" title={row.owner}>
           {row.owner}
         </span>
@@ -135,6 +138,22 @@ function Action(props: {
     >
       <StateIcon shown={suspends ? 'suspended' : 'running'} />
     </button>
+  );
+}
+
+/** A job: its name, the number of its ranks on the device above it, and their memory. */
+export function JobLabel(props: { rows: Rows; id: string } & ISearched): React.JSX.Element | null {
+  const row = useRow(props.rows, () => props.rows.job(props.id));
+  if (row === undefined) {
+    return null;
+  }
+  return (
+    <span className="jp-Sing-row" title={[row.count, row.memory].filter(Boolean).join(' · ')}>
+      <treeViewIcon.react className="jp-Sing-rowIcon" tag="span" />
+      <span className="jp-Sing-rowName">{row.name}</span>
+      <span className="jp-Sing-rowWord">{row.count}</span>
+      <span className="jp-Sing-rowMemory">{row.memory}</span>
+    </span>
   );
 }
 

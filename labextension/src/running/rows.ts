@@ -18,6 +18,8 @@ export interface ISessionRow {
   readonly pinned: boolean;
   readonly memory: string;
   readonly device: string;
+  /** Its number in a job, as text; empty if it is in none. */
+  readonly rank: string;
   /** What happens next. */
   readonly sentence: string;
   /** Action of its button, or null. */
@@ -44,10 +46,28 @@ export interface IOutsideRow {
   readonly sentence: string;
 }
 
+/** Contents of the row of a job: of those of its ranks that are on a device. */
+export interface IJobRow {
+  readonly id: string;
+  readonly name: string;
+  /** Number of ranks. */
+  readonly count: string;
+  readonly memory: string;
+}
+
+/** A session with what is below it, or a job with its ranks. */
+export interface IEntry {
+  readonly id: string;
+  readonly isJob: boolean;
+  readonly mine: boolean;
+  /** Sessions of processes that its process has started, and their jobs; or ranks. */
+  readonly below: readonly IEntry[];
+}
+
 /** A device and who uses it, or the sessions on no device. */
 export interface IGroup {
   readonly device: string | null;
-  readonly sessions: readonly { readonly id: string; readonly mine: boolean }[];
+  readonly sessions: readonly IEntry[];
   /** Ids of the rows of processes outside of sessions. */
   readonly outside: readonly string[];
 }
@@ -88,6 +108,10 @@ export class Rows {
     return this._sessions.get(id);
   }
 
+  job(id: string): IJobRow | undefined {
+    return this._jobs.get(id);
+  }
+
   device(id: string): IDeviceRow | undefined {
     return this._devices.get(id);
   }
@@ -101,6 +125,10 @@ export class Rows {
     const session = this._sessions.get(id);
     if (session) {
       return [session.name, session.owner, session.word, session.device];
+    }
+    const job = this._jobs.get(id);
+    if (job) {
+      return [job.name];
     }
     const process = this._outside.get(id);
     return process ? [process.name, process.owner] : [];
@@ -121,6 +149,7 @@ export class Rows {
     this._sessions = renewed(this._sessions, sessions, each =>
       this._sessionRow(each, several && each.name ? each.owner : '')
     );
+    this._jobs = renewed(this._jobs, jobsOf(sessions), each => this._jobRow(each));
     const waiting = new Map<string | null, number>();
     sessions
       .filter(isWaiting)
@@ -147,8 +176,24 @@ export class Rows {
       pinned: session.pinned,
       memory: session.memory > 0 ? bytesText(session.memory) : '',
       device: session.device ? deviceName(session.device) : '',
+      rank: isRank(session) ? trans.__('Rank %1', session.rank) : '',
       sentence: stateSentence(session, trans),
       action: can('suspend') ? 'suspend' : can('resume') ? 'resume' : null
+    };
+  }
+
+  private _jobRow({ id, ranks }: IJob): IJobRow {
+    const { _trans: trans } = this;
+    const [first] = ranks;
+    const memory = ranks.reduce((sum, each) => sum + each.memory, 0);
+    return {
+      id,
+      name: sessionName(first, trans).replace(/ rank \d+$/, ''),
+      count:
+        ranks.length === first.ranks
+          ? trans.__('%1 ranks', ranks.length)
+          : trans.__('%1 of %2 ranks', ranks.length, first.ranks),
+      memory: memory > 0 ? bytesText(memory) : ''
     };
   }
 
@@ -182,11 +227,14 @@ export class Rows {
     const elsewhere: Session[] = [];
     sessions.forEach(each => (known.get(each.device ?? '') ?? elsewhere).push(each));
     const name = ({ id }: Session) => this._sessions.get(id)?.name ?? '';
+    const ordered = (here: Session[]) =>
+      here.sort(
+        (a, b) =>
+          name(a).localeCompare(name(b), undefined, { numeric: true }) || a.id.localeCompare(b.id)
+      );
     const group = (device: string | null, here: Session[]): IGroup => ({
       device,
-      sessions: here
-        .sort((a, b) => name(a).localeCompare(name(b)) || a.id.localeCompare(b.id))
-        .map(each => ({ id: each.id, mine: isMine(each) })),
+      sessions: entries(ordered(here)),
       outside: outside.filter(each => each.device === device).map(each => each.id)
     });
     const groups = [...known].map(([device, here]) => group(device, here));
@@ -207,11 +255,63 @@ export class Rows {
   }
 
   private _sessions: ReadonlyMap<string, ISessionRow> = new Map();
+  private _jobs: ReadonlyMap<string, IJobRow> = new Map();
   private _devices: ReadonlyMap<string, IDeviceRow> = new Map();
   private _outside: ReadonlyMap<string, IOutsideRow> = new Map();
   private _groups: readonly IGroup[] = [];
   private _note = '';
   private _shape = '';
+}
+
+/** Those ranks of a job that are on a device. */
+interface IJob {
+  readonly id: string;
+  readonly ranks: Session[];
+}
+
+/** True if a session is one of several ranks of a job. */
+function isRank(session: Session): boolean {
+  return (session.ranks ?? 1) > 1;
+}
+
+/** Id of the row of a rank's job on the rank's device. */
+function jobId({ device, owner, parent, job }: Session): string {
+  return JSON.stringify([device, owner, parent, job]);
+}
+
+function jobsOf(sessions: readonly Session[]): IJob[] {
+  const found = new Map<string, IJob>();
+  for (const each of sessions.filter(isRank)) {
+    const id = jobId(each);
+    const job = found.get(id) ?? { id, ranks: [] };
+    job.ranks.push(each);
+    found.set(id, job);
+  }
+  return [...found.values()];
+}
+
+/** Nest the sessions of a device: below each those of processes that it started, ranks below jobs. */
+function entries(here: readonly Session[]): IEntry[] {
+  const known = new Set(here.map(each => each.id));
+  const parentOf = ({ parent }: Session) => (known.has(parent) ? parent : '');
+  const session = (each: Session): IEntry => {
+    return { id: each.id, isJob: false, mine: isMine(each), below: below(each.id) };
+  };
+  const below = (parent: string): IEntry[] => {
+    const siblings = here.filter(each => parentOf(each) === parent);
+    const jobs = new Map(jobsOf(siblings).map(each => [each.id, each.ranks]));
+    return siblings.flatMap(each => {
+      if (!isRank(each)) {
+        return [session(each)];
+      }
+      const id = jobId(each);
+      const ranks = jobs.get(id) ?? []; // the job's row is where its first rank would be
+      jobs.delete(id);
+      const inOrder = ranks.sort((a, b) => (a.rank ?? 0) - (b.rank ?? 0)).map(session);
+      return ranks.length > 0 ? [{ id, isJob: true, mine: false, below: inOrder }] : [];
+    });
+  };
+  return below('');
 }
 
 /** Use of a device outside of sessions: by a process, or in total if the driver names none. */

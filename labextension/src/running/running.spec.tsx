@@ -180,6 +180,96 @@ test('Enter opens the notebook of the item that has the focus, and leaves button
   expect(executed.mock.calls).toEqual([[CommandIDs.openNotebook, { session: 'session-1' }]]);
 });
 
+const rank = (number: number, overrides = {}) =>
+  aSession({
+    id: `r${number}`,
+    name: `train.py rank ${number}`,
+    kernel_id: '',
+    job: 'run',
+    rank: number,
+    ranks: 3,
+    ...overrides
+  });
+
+/** Like `row`, for a job: its id is no selector. */
+const job = () => place.querySelector('.jp-Sing-jobItem .jp-Sing-row')!.textContent;
+
+test('ranks are below a row of their job, in order', () => {
+  model.sessions = [2, 0, 1].map(each => rank(each));
+  model.changed.emit();
+  render();
+  expect(job()).toBe('train.py3 ranks768.0 MiB');
+  const [device] = manager.running({ mode: 'tree' });
+  expect(device.children?.map(each => each.className)).toEqual(['jp-Sing-jobItem']);
+  expect(device.children?.[0].children?.map(each => each.context)).toEqual(['r0', 'r1', 'r2']);
+  expect(part('r1', 'Name')).toBe('Rank 1');
+  expect(button('r1')?.getAttribute('aria-label')).toBe('Suspend train.py rank 1');
+});
+
+test('a job on two devices has a row on each', () => {
+  model.sessions = [0, 1, 2].map(each => rank(each, { device: each === 1 ? 'cuda:1' : 'cpu:0' }));
+  model.changed.emit();
+  render();
+  const texts = [...place.querySelectorAll('.jp-Sing-jobItem > span > .jp-Sing-row')];
+  expect(texts.map(each => each.textContent)).toEqual([
+    'train.py2 of 3 ranks512.0 MiB',
+    'train.py1 of 3 ranks256.0 MiB'
+  ]);
+});
+
+test('what a notebook has started is below it, on its device', () => {
+  const started = { parent: 'session-1' };
+  model.sessions = [
+    aSession(),
+    rank(0, started),
+    rank(1, started),
+    rank(2, { ...started, device: 'cuda:1' }),
+    aSession({ id: 'below', name: 'eval.py', kernel_id: '', parent: 'r1' })
+  ];
+  model.changed.emit();
+  const depths = (items: Items, depth = 0): string[] =>
+    items.flatMap(each => {
+      const name = each.className === 'jp-Sing-jobItem' ? 'job' : each.context;
+      return [`${'-'.repeat(depth)}${name}`, ...depths([...(each.children ?? [])], depth + 1)];
+    });
+  expect(depths(manager.running({ mode: 'tree' }))).toEqual([
+    'cpu:0',
+    '-session-1',
+    '--job',
+    '---r0',
+    '---r1',
+    '----below',
+    'cuda:1',
+    '-job',
+    '--r2'
+  ]);
+  const list = manager.running({ mode: 'list' });
+  expect(list.map(each => each.context)).toEqual(['session-1', 'r0', 'r1', 'below', 'r2']);
+  render(list);
+  expect(part('r0', 'Name')).toBe('train.py rank 0');
+});
+
+test('jobs of two notebooks are different ones, also if their ids are the same', () => {
+  model.sessions = [rank(0, { parent: 'a', ranks: 2 }), rank(1, { parent: 'b', ranks: 2 })];
+  model.changed.emit();
+  render();
+  expect(place.querySelectorAll('.jp-Sing-jobItem').length).toBe(2);
+});
+
+test('a rank changes on its own, and moves into its job when it reports it', () => {
+  model.sessions = [0, 1, 2].map(each => rank(each));
+  model.changed.emit();
+  render();
+  const moved = vi.fn();
+  manager.runningChanged.connect(moved);
+  flushSync(() => model.put(rank(1, { state: 'suspended', memory: 0 })));
+  expect(part('r1', 'Word')).toBe('Suspended');
+  expect(job()).toBe('train.py3 ranks512.0 MiB');
+  expect(moved).not.toHaveBeenCalled();
+  flushSync(() => model.put(rank(1, { job: '', rank: null, ranks: null })));
+  expect(moved).toHaveBeenCalledTimes(1);
+});
+
 test("other users' sessions have no actions", () => {
   model.put(aSession({ reason: '', name: '', owner: 'bob', kernel_id: '' }));
   render();

@@ -13,8 +13,8 @@ import type { Widget } from '@lumino/widgets';
 import React from 'react';
 import { SESSION_CLASS } from '../session/commands';
 import { activityIcon } from '../ui/icons';
-import { DeviceLabel, NoteLabel, OutsideLabel, SessionLabel } from './rowlabels';
-import { type IGroup, Rows } from './rows';
+import { DeviceLabel, JobLabel, NoteLabel, OutsideLabel, SessionLabel } from './rowlabels';
+import { type IEntry, Rows } from './rows';
 import { CommandIDs, DOMAIN, ISing, type ISingModel } from '../api/tokens';
 import { obstacle } from '../text/sessionactions';
 
@@ -87,7 +87,9 @@ export class RunningDevices implements IRunningSessions.IManager {
     const { groups, note } = this._rows;
     const items = groups.flatMap(group => {
       const uses = [
-        ...group.sessions.map(each => this._session(each, mode)),
+        ...(mode === 'tree'
+          ? group.sessions.map(each => this._entry(each))
+          : flat(group.sessions).map(each => this._session(each, mode))),
         ...group.outside.map(each => this._outside(each))
       ];
       return mode === 'list' || group.device === null ? uses : [this._device(group.device, uses)];
@@ -147,9 +149,31 @@ export class RunningDevices implements IRunningSessions.IManager {
     };
   }
 
+  /** A session or a job, with what is below it. */
+  private _entry(entry: IEntry, isNested = false): IRunningSessions.IRunningItem {
+    const item = entry.isJob ? this._job(entry) : this._session(entry, 'tree', isNested);
+    const children = entry.below.map(each => this._entry(each, entry.isJob));
+    return children.length > 0 ? { ...item, children } : item;
+  }
+
+  private _job({ id }: IEntry): IRunningSessions.IRunningItem {
+    const { _rows: rows } = this;
+    return {
+      className: 'jp-Sing-jobItem',
+      context: id,
+      icon: () => '',
+      label: () => (
+        <JobLabel rows={rows} id={id}>
+          {rows.searched(id)}
+        </JobLabel>
+      )
+    };
+  }
+
   private _session(
-    { id, mine }: IGroup['sessions'][number],
-    mode: 'tree' | 'list'
+    { id, mine }: IEntry,
+    mode: 'tree' | 'list',
+    isNested = false
   ): IRunningSessions.IRunningItem {
     const { _rows: rows, _trans: trans } = this;
     const execute = (command: string) => void this._commands.execute(command, { session: id });
@@ -164,6 +188,7 @@ export class RunningDevices implements IRunningSessions.IManager {
           id={id}
           trans={trans}
           withDevice={mode === 'list'}
+          isNested={isNested}
           execute={execute}
           open={open}
         >
@@ -198,6 +223,11 @@ export class RunningDevices implements IRunningSessions.IManager {
   }
 
   private readonly _rows: Rows;
+}
+
+/** Return the sessions among entries, without their jobs. */
+function flat(entries: readonly IEntry[]): IEntry[] {
+  return entries.flatMap(each => [...(each.isJob ? [] : [each]), ...flat(each.below)]);
 }
 
 /** Hold a resource while a widget is visible. */

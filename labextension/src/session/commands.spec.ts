@@ -211,6 +211,20 @@ test('the notebook of a session is opened if this server has it', async () => {
   ]);
 });
 
+test('the notebook that has started the process of a session is opened', async () => {
+  model.sessions = [
+    aSession(),
+    aSession({ id: 'child', kernel_id: '', parent: session }),
+    aSession({ id: 'below', kernel_id: '', parent: 'child' }),
+    aSession({ id: 'program', kernel_id: '', parent: 'gone' })
+  ];
+  for (const id of ['child', 'below', 'program']) {
+    await registry.execute(CommandIDs.openNotebook, { session: id });
+  }
+  expect(opened).toHaveBeenCalledTimes(2);
+  expect(opened).toHaveBeenCalledWith({ path: 'lessons/train.ipynb', activate: true });
+});
+
 test('command changes are emitted only when the state changes', async () => {
   const onChanged = vi.fn();
   registry.commandChanged.connect((_, { id }) => id === CommandIDs.suspend && onChanged());

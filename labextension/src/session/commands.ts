@@ -10,6 +10,7 @@ import { type LabIcon, refreshIcon } from '@jupyterlab/ui-components';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import { askForDevice, askForName, mayBeSuspended } from './dialogs';
 import { checkpointIcon, pinIcon, stateIcons } from '../ui/icons';
+import { kernelIdOf } from '../model/kernels';
 import { withProgress } from '../model/progress';
 import { CommandIDs, DOMAIN, ISing, type Session } from '../api/tokens';
 import { isMine, movedText, obstacle, type Verb } from '../text/sessionactions';
@@ -263,7 +264,7 @@ class Commands {
     if (session === undefined) {
       return;
     }
-    const kernel = isMine(session) ? session.kernel_id : '';
+    const kernel = isMine(session) ? kernelIdOf(this._sing.model, session) : '';
     for (const widget of kernel ? app.shell.widgets('main') : []) {
       if (kernelOf(widget) === kernel) {
         app.shell.activateById(widget.id);

@@ -39,6 +39,10 @@ export function aSession(overrides: Partial<Session> = {}): Session {
     automatic: { every: 0, cells: 0, keep: 3, problem: '' },
     last_checkpoint: null,
     progress: null,
+    parent: '',
+    job: '',
+    rank: null,
+    ranks: null,
     ...overrides
   };
 }

@@ -202,6 +202,19 @@ test('sessions with the longest running time in the whole record come first', ()
   ]);
 });
 
+test('ranks of a program are together, where the whole program belongs', () => {
+  const rank = (number: number, end: number, owner = 'ada') =>
+    aSpan(0, end, { session: `${owner}${number}`, name: `train.py rank ${number}`, owner });
+  const held = [
+    aSpan(0, 8, { session: 'x', name: 'x.ipynb' }),
+    rank(10, 6),
+    rank(2, 4),
+    rank(0, 9, 'bob')
+  ];
+  const found = uses(aRecord(0, 100, held), 0, 100, 100);
+  expect(found.map(each => each.session)).toEqual(['ada2', 'ada10', 'bob0', 'x']);
+});
+
 test('a migration leads from the last device of the session to the new one', () => {
   const record = aRecord(0, 100, [aSpan(0, 50)]);
   const other = { ...record.devices[0], id: 'cuda:1', held: [aSpan(51, 100)] };

@@ -217,7 +217,7 @@ export interface IUse {
  * Return for how long each session held devices within a time.
  *
  * @returns All sessions of the record, those that ran longest in the whole record first: the order
- *   does not depend on the part that is shown.
+ *   does not depend on the part that is shown. The ranks of a program are together, by rank.
  */
 export function uses(record: Activity, from: number, to: number, now: number): IUse[] {
   const found = new Map<string, IUse & { inAll: number }>();
@@ -234,7 +234,23 @@ export function uses(record: Activity, from: number, to: number, now: number): I
       found.set(session, use);
     }
   }
-  return [...found.values()].sort((one, other) => other.inAll - one.inAll);
+  const together = new Map<string, number>();
+  for (const use of found.values()) {
+    together.set(programOf(use), (together.get(programOf(use)) ?? 0) + use.inAll);
+  }
+  const inAll = (use: IUse) => together.get(programOf(use)) ?? 0;
+  return [...found.values()].sort(
+    (one, other) =>
+      inAll(other) - inAll(one) ||
+      programOf(one).localeCompare(programOf(other)) ||
+      one.name.localeCompare(other.name, undefined, { numeric: true })
+  );
+}
+
+/** Identify a program whose ranks are sessions of their own; else the session. */
+function programOf({ session, name, owner }: IUse): string {
+  const program = / rank \d+$/.exec(name);
+  return program ? JSON.stringify([owner, name.slice(0, program.index)]) : session;
 }
 
 /** A migration from one device to another. */
