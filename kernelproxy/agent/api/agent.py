@@ -375,7 +375,7 @@ class Agent:
     def _forget(self, session: Session) -> None:
         """Remove a session that has closed."""
         del self.sessions[session.id]
-        self._families.closed(session.id)
+        self._families.closed(session)
         self.subscribers.note(session)
         self.recorder.closed(session)
         if session.core.kernel_id and session.preferences.anything:

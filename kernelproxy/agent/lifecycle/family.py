@@ -79,8 +79,13 @@ class Families:
             if each.core.request.parent == name and not each.core.closing
         ]
 
-    def closed(self, name: str) -> None:
-        """End the children of a session that has closed."""
+    def closed(self, session: Session) -> None:
+        """End the children of a session that has closed, and reconcile its parent."""
+        self._end_children(session.id)
+        if (parent := self._sessions.get(session.core.request.parent)) is not None:
+            parent.core.request_reconcile()  # it may hibernate now
+
+    def _end_children(self, name: str) -> None:
         for each in self.children(name):
             each.close(PARENT_ENDED)
 
@@ -88,4 +93,4 @@ class Families:
         """End the recovered sessions whose parents were not recovered."""
         parents = {each.core.request.parent for each in self._sessions.values()} - {""}
         for name in parents - self._sessions.keys():
-            self.closed(name)
+            self._end_children(name)

@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.lifecycle.family import Families
+from kernelproxy.agent.lifecycle.family import PARENT_ENDED, Families
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import OpenSession
 
 
 def a_session(name: str, owner: int = 7, parent: str = "", closing: bool = False) -> Any:
     request = OpenSession("n", "", "/python", parent=parent)
-    core = SimpleNamespace(request=request, owner=owner, user="ada", closing=closing, inhibitors={})
-    return SimpleNamespace(id=name, core=core)
+    done: list[str] = []
+    core = SimpleNamespace(
+        request=request, owner=owner, user="ada", closing=closing, inhibitors={},
+        request_reconcile=lambda: done.append("reconcile"),
+    )  # fmt: skip
+    return SimpleNamespace(id=name, core=core, done=done, close=done.append)
 
 
 def families(*sessions: Any) -> Families:
@@ -54,3 +58,18 @@ def test_a_session_with_children_is_inhibited_while_they_are_open() -> None:
     assert inhibits()
     rank.core.closing = True
     assert not inhibits()
+
+
+def test_a_session_that_closes_ends_its_children_and_lets_its_parent_hibernate() -> None:
+    one, rank = a_session("one"), a_session("rank", parent="one")
+    below, other = a_session("below", parent="rank"), a_session("other", parent="one")
+    there = families(one, below, other)
+    there.closed(rank)
+    assert (one.done, below.done, other.done) == (["reconcile"], [PARENT_ENDED], [])
+
+
+def test_sessions_whose_parents_are_not_recovered_are_ended() -> None:
+    one, rank = a_session("one"), a_session("rank", parent="one")
+    orphan = a_session("orphan", parent="gone")
+    families(one, rank, orphan).end_orphans()
+    assert (one.done, rank.done, orphan.done) == ([], [], [PARENT_ENDED])
