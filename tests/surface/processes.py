@@ -127,14 +127,14 @@ def in_another_process(queue: Any, given: torch.Tensor) -> None:
 
 
 @check
-def a_spawned_child_has_no_device_but_gets_tensors_of_the_host() -> None:
+def a_spawned_child_sees_the_device_and_gets_tensors_of_the_host() -> None:
     context = torch.multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
     child = context.Process(target=in_another_process, args=(queue, torch.ones(3)))
     child.start()
     found = queue.get()
     child.join()
-    assert found == (False, 3.0)
+    assert found == (True, 3.0)
 
 
 #: Prints whether a process may open GPUs, and which of their files it could open.
