@@ -19,7 +19,13 @@ from types import ModuleType
 
 from kernelproxy.common.errors import NativeError, SingError
 from kernelproxy.kernel import gpu_access
-from kernelproxy.kernel.activation import inductor_backend, launchers, op_libraries, session_join
+from kernelproxy.kernel.activation import (
+    inductor_backend,
+    job_report,
+    launchers,
+    op_libraries,
+    session_join,
+)
 from kernelproxy.kernel.activation.native_client import NativeClient
 from kernelproxy.kernel.activation.state import (
     HIDDEN,
@@ -68,6 +74,7 @@ class TorchFinder(MetaPathFinder):
                 _install(lambda: python_kernels.install(watch))
                 if children_have_sessions():
                     _install(lambda: launchers.install(watch))
+                _install(lambda: job_report.install(watch))
         execute(module)
         sys.meta_path.remove(self)
         if self._state.client is not None:

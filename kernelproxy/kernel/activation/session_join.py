@@ -16,7 +16,7 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import NativeError, SingError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import Attach, Attached
-from kernelproxy.kernel.activation import child_session, compile_progress, state
+from kernelproxy.kernel.activation import child_session, compile_progress, job_report, state
 from kernelproxy.kernel.activation.agent_connection import Link
 from kernelproxy.kernel.activation.native_client import NativeClient
 from kernelproxy.native import build
@@ -98,6 +98,7 @@ class SessionJoin:
         state.joined(self.client)
         if not here.cells:
             state.cell(1)  # the whole process is one: see `run_script`
+        job_report.send()
 
 
 def prepare(torch: build.TorchInfo) -> SessionJoin:

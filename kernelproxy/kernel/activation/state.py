@@ -97,6 +97,8 @@ class Activation:
         Connection to the daemon in a notebook, until torch is imported.
     link : Line or None
         Connection of the client.
+    job : tuple of str, int and int, or None
+        Id, rank and number of ranks of the job of which this process is one; None: of none.
     """
 
     session: str = ""
@@ -107,6 +109,7 @@ class Activation:
     cells_ended: int = 0
     listening: AgentLine | None = None
     link: AgentLine | None = None
+    job: tuple[str, int, int] | None = None
 
 
 #: Holds the process id of the process for which a session was opened, so that another process
@@ -135,6 +138,7 @@ def begin_child() -> None:
     global _lock, on_request, on_restored
     _lock = threading.Lock()  # perhaps held at the fork
     _current.child, _current.listening, _current.link = True, None, None
+    _current.job = None
     on_request = on_restored = None
     if _current.client is None:
         return

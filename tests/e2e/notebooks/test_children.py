@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from jupyter_sing.cli import commands
 from kernelproxy.common.protocol.views import SessionView
 from tests.doubles.session.pids import existing
 from tests.e2e.kernels import Kernel, kernel, sessions, wait_for_sessions
@@ -24,9 +25,13 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, sys, torch
 torch.set_num_threads(1)
+if "group" in sys.argv:
+    torch.distributed.init_process_group("gloo")
 seen = torch.cuda.is_available()
 total = torch.ones(3, device="cuda").sum().item() if "use" in sys.argv else None
 line = f"{os.environ.get('RANK')} {seen} {total} {os.environ['SING_SESSION']}\\n"
+if "later" in sys.argv:
+    torch.distributed.init_process_group("gloo")
 os.write(1, line.encode())
 if "wait" in sys.argv:
     sys.stdin.readline()
@@ -43,6 +48,7 @@ print(child.stdout.readline())
 @pytest.fixture
 def notebook(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:1GiB@1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("JPY_SESSION_NAME", "lessons/a.ipynb")
     with kernel() as started:
@@ -261,3 +267,28 @@ def test_ranks_of_run_have_sessions_named_after_the_program(
         assert {each["parent"] for each in found} == {""}
         process.kill()
         wait_for_sessions(lambda there: there == [])
+
+
+@pytest.mark.parametrize("when", ["group", "later"])
+def test_ranks_are_shown_as_one_job(
+    notebook: Kernel, program: Path, when: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Their group is made before or after they use the device."""
+    parent = own(notebook)
+    ran = notebook.run(
+        "import subprocess, sys\n"
+        "command = [sys.executable, '-m', 'torch.distributed.run', '--standalone']\n"
+        f"command += ['--nproc-per-node', '2', {str(program)!r}, 'use', {when!r}, 'wait']\n"
+        "job = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "print(job.stdout.readline(), job.stdout.readline())"
+    )
+    assert not ran.error, ran.error_text
+    ranks = sorted(below(parent), key=lambda each: each["name"])
+    assert [(each["rank"], each["ranks"]) for each in ranks] == [(0, 2), (1, 2)]
+    assert len({each["job"] for each in ranks} - {""}) == 1
+    assert commands.main(["status"]) == 0
+    lines = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert ["train.py", "2", "ranks", "on", "1", "device"] in [line[:6] for line in lines]
+    assert ["rank", "1"] in [line[1:3] for line in lines]
+    notebook.run("job.communicate()")
+    wait_for_sessions(lambda there: [each["id"] for each in there] == [parent])
