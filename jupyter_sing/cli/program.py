@@ -88,8 +88,8 @@ def _run_ranks(
 ) -> int:
     """``run --nproc-per-node N SCRIPT``: each rank opens a session when it uses the device."""
     ranks = options.nproc_per_node
-    command = [options.python, "-m", "kernelproxy.kernel.activation.run_ranks", str(os.getpid())]
-    command += [str(ranks), *program]
+    command = [options.python, "-m", "kernelproxy.kernel.activation.jobs.run_ranks"]
+    command += [str(os.getpid()), str(ranks), *program]
     _with_packages(env)
     with contextlib.ExitStack() as stack:
         try:

@@ -19,13 +19,8 @@ from types import ModuleType
 
 from kernelproxy.common.errors import NativeError, SingError
 from kernelproxy.kernel import gpu_access
-from kernelproxy.kernel.activation import (
-    inductor_backend,
-    job_report,
-    launchers,
-    op_libraries,
-    session_join,
-)
+from kernelproxy.kernel.activation import inductor_backend, launchers, op_libraries, session_join
+from kernelproxy.kernel.activation.jobs import job_report
 from kernelproxy.kernel.activation.native_client import NativeClient
 from kernelproxy.kernel.activation.state import (
     HIDDEN,

@@ -16,8 +16,9 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import NativeError, SingError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import Attach, Attached
-from kernelproxy.kernel.activation import child_session, compile_progress, job_report, state
+from kernelproxy.kernel.activation import child_session, compile_progress, state
 from kernelproxy.kernel.activation.agent_connection import Link
+from kernelproxy.kernel.activation.jobs import job_report
 from kernelproxy.kernel.activation.native_client import NativeClient
 from kernelproxy.native import build
 

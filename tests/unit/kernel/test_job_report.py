@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kernelproxy.common.protocol import JoinJob
-from kernelproxy.kernel.activation import job_report, state
+from kernelproxy.kernel.activation import state
+from kernelproxy.kernel.activation.jobs import job_report
 from tests.unit.fake_daemon import FakeDaemon
 
 

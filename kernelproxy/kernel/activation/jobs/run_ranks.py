@@ -1,6 +1,6 @@
 """Starts the ranks of ``jupyter sing run --nproc-per-node``, as torchrun does.
 
-``python -m kernelproxy.kernel.activation.run_ranks STARTER RANKS SCRIPT [ARGS...]``
+``python -m kernelproxy.kernel.activation.jobs.run_ranks STARTER RANKS SCRIPT [ARGS...]``
 
 This process uses no device, and has no session; each rank opens its own. STARTER is the process id
 of ``jupyter sing run``: if that is killed, torchrun ends the ranks, and if this process is killed,
@@ -27,7 +27,7 @@ def main() -> None:
     """Start the ranks, and exit when all have ended: with the status of the first that failed."""
     if len(sys.argv) < 4:
         raise SystemExit(
-            "usage: python -m kernelproxy.kernel.activation.run_ranks STARTER RANKS SCRIPT "
+            "usage: python -m kernelproxy.kernel.activation.jobs.run_ranks STARTER RANKS SCRIPT "
             "[ARGS...]"
         )
     starter, ranks, *program = sys.argv[1:]
