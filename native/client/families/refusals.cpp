@@ -12,32 +12,35 @@ void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stac
                               "keep them on the CPU.");
 }
 
-// Torch's own CUDA kernels look for a backend of collectives that registered them; without one, as
-// in a CPU build, they dereference a null pointer.
-void refuse_collective(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(),
-                              ": collectives of tensors on a proxied device are not supported yet; "
-                              "communicate through tensors on the CPU.");
+// Torch's own kernels look for a backend that registered them; without one, as in a CPU build, they
+// dereference a null pointer. The other collectives are in kernelproxy/kernel/collectives.
+void refuse_any_source(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "recv from any rank is not supported for CUDA tensors, as with NCCL; "
+                              "name the rank that sends.");
 }
 
-void refuse_collectives(c10::DispatchKey key) {
+void refuse_sparse_reduction(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "all_reduce of sparse tensors is not supported on a proxied device; "
+                              "use to_dense(), or tensors on the CPU.");
+}
+
+void refuse_collectives() {
   // Never unregistered: kernels run until the process ends.
-  auto* library = new torch::Library(torch::Library::IMPL, "c10d", key, __FILE__, __LINE__);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findSchema(name);
-    if (!name.name.starts_with("c10d::") || !op.has_value()) continue;
-    if (!op->hasKernelForDispatchKey(key)) continue;
-    library->impl(name.name.c_str(),
-                  torch::CppFunction::makeFromBoxedFunction<&refuse_collective>());
-  }
+  static auto* dense =
+      new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  static auto* sparse = new torch::Library(torch::Library::IMPL, "c10d",
+                                           c10::DispatchKey::SparseCUDA, __FILE__, __LINE__);
+  dense->impl("recv_any_source_", torch::CppFunction::makeFromBoxedFunction<&refuse_any_source>());
+  sparse->impl("allreduce_",
+               torch::CppFunction::makeFromBoxedFunction<&refuse_sparse_reduction>());
 }
 
 }  // namespace
 
 void register_refusals() {
-  refuse_collectives(c10::DispatchKey::CUDA);
-  refuse_collectives(c10::DispatchKey::SparseCUDA);
+  refuse_collectives();
   const auto refusal = [] { return torch::CppFunction::makeFromBoxedFunction<&refuse>(); };
   KeyKernels(c10::DispatchKey::QuantizedCUDA)
       .fill(c10::DispatchKey::QuantizedCPU, refusal(),
