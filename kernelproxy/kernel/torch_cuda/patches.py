@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from kernelproxy.kernel.activation.native_client import NativeClient
+from kernelproxy.kernel.collectives import alias
 from kernelproxy.kernel.torch_cuda import tensor_sharing, tensor_types
 from kernelproxy.kernel.torch_cuda.streams import refuse
 
@@ -26,7 +27,6 @@ _COLLECTIVES = (
     "reduce",
     "reduce_scatter",
     "unique_id",
-    "version",
 )
 _NO_POINTERS = "device memory lies in another process"
 
@@ -40,9 +40,6 @@ def install(torch: ModuleType, client: NativeClient) -> None:
     torch.cuda.list_gpu_processes = torch.cuda.memory.list_gpu_processes = _no_nvml
     # Recurrent modules check this at every call, and would otherwise suggest to rebuild PyTorch.
     torch.backends.cudnn.is_acceptable = lambda tensor: False
-    # Builds with CUDA have NCCL, which needs a GPU in this process.
-    if torch.distributed.is_available():
-        torch.distributed.distributed_c10d._NCCL_AVAILABLE = False
     # Streams are only names here; a gradient from another stream does not arrive too early.
     torch._C._set_warn_on_accumulate_grad_stream_mismatch(False)
     _patch_profiler(torch)
@@ -51,6 +48,8 @@ def install(torch: ModuleType, client: NativeClient) -> None:
     tensor_sharing.install(torch)
     _patch_parallel(torch)
     _patch_refusals(torch)
+    if torch.distributed.is_available():
+        alias.install(torch)
     _patch_printing(torch)
     _patch_exports(torch)
     tensor_types.install(torch)

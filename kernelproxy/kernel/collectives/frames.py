@@ -1,0 +1,89 @@
+"""What ranks send each other: a header, the call that the bytes belong to, and the bytes."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+_HEADER = struct.Struct("<QQIBxHQ")
+HEADER_BYTES = _HEADER.size
+#: Texts are one sentence; calls are less.
+TEXT_BYTES_MAX = 2000
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    hello = 0
+    """First of a connection; its text is the token of the process that connects."""
+    collective = 1
+    message = 2
+    """Of ``send``; its number is the tag."""
+    failure = 3
+    """A collective of this group has failed; the text says why."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a frame.
+
+    Parameters
+    ----------
+    kind : Kind
+        What it is.
+    group : int
+        Identity of the process group.
+    number : int
+        Which collective of the group; of a message, its tag.
+    source : int
+        Rank, in the group, of the sender.
+    stage : int
+        Which exchange of the collective.
+    text : str
+        The call, as errors show it. Ranks that make the same call have the same text.
+    length : int
+        Number of bytes that follow.
+    """
+
+    kind: Kind
+    group: int = 0
+    number: int = 0
+    source: int = 0
+    stage: int = 0
+    text: str = ""
+    length: int = 0
+
+    def encode(self) -> bytes:
+        """Return the header's bytes, and those of the text after them."""
+        text = self.text.encode()[:TEXT_BYTES_MAX]
+        kind = self.kind | self.stage << 4
+        fixed = (self.group, self.number, self.source, kind, len(text), self.length)
+        return _HEADER.pack(*fixed) + text
+
+    @classmethod
+    def decode(cls, fixed: bytes | bytearray, text: bytes | bytearray) -> Header:
+        """Read what `encode` wrote.
+
+        Raises
+        ------
+        ValueError
+            It is none.
+        """
+        group, number, source, kind, _, length = _HEADER.unpack(fixed)
+        words = text.decode(errors="replace")
+        return cls(Kind(kind & 15), group, number, source, kind >> 4, words, length)
+
+
+def text_bytes(fixed: bytes | bytearray) -> int:
+    """Return the length of the text that follows a header.
+
+    Raises
+    ------
+    ValueError
+        It is longer than allowed.
+    """
+    length: int = _HEADER.unpack(fixed)[4]
+    if length > TEXT_BYTES_MAX:
+        raise ValueError("a frame's text is too long")
+    return length

@@ -1,0 +1,300 @@
+"""A process group as its ranks' processes see it: who its members are, and in which order they call.
+
+The collectives of a group are numbered. Each is described by a text, its *call*, which every frame
+carries, so that ranks that call different things notice. A rank that notices, or that fails halfway,
+tells the others: a group that has failed once is unusable, as with NCCL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import distributed
+
+from kernelproxy.kernel.collectives.endpoint import (
+    Endpoint,
+    Frame,
+    Peer,
+    PeerLostError,
+    bytes_of,
+    endpoint,
+)
+from kernelproxy.kernel.collectives.frames import Header, Kind
+
+_POLL_SECONDS = 0.005
+
+
+class Group:
+    """A process group.
+
+    Parameters
+    ----------
+    name : str
+        As ``torch.distributed`` names it, for errors.
+    rank, size : int
+        Of this process, and of the group.
+    store : torch.distributed.Store
+        Where members find each other; all of them use the same prefix.
+    """
+
+    def __init__(self, name: str, rank: int, size: int, store: Any) -> None:
+        self.name, self.rank, self.size = name, rank, size
+        self._store = store
+        self._endpoint: Endpoint | None = None
+        self._identity = 0
+        self._peers: dict[int, Peer] = {}
+        self._joining = threading.Lock()
+        self._number = 0
+        # Calls whose announcements by other ranks have not been compared yet.
+        self._calls: dict[int, str] = {}
+        self._lanes: dict[object, Lane] = {}
+        if size > 1:
+            self._store.set(_key(rank), endpoint().address)
+
+    def __repr__(self) -> str:
+        return f"process group {self.name!r}"
+
+    # ------------------------------------------------------------ members
+
+    def _join(self) -> Endpoint:
+        """Find and connect all members, at the first call."""
+        with self._joining:
+            if self._endpoint is None:
+                own = endpoint()
+                addresses = [self._address(rank, own) for rank in range(self.size)]
+                for rank, address in enumerate(addresses):
+                    if rank != self.rank:
+                        with self._losing(rank):
+                            self._peers[rank] = own.peer(address)
+                text = " ".join([self.name, *addresses])
+                digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+                self._identity = int.from_bytes(digest, "little")
+                self._endpoint = own
+            return self._endpoint
+
+    def _address(self, rank: int, own: Endpoint) -> str:
+        key = _key(rank)
+        try:
+            if not self._store.check([key]):
+                with own.waiting():
+                    while not self._store.check([key]):
+                        time.sleep(_POLL_SECONDS)
+            return str(self._store.get(key).decode())
+        except RuntimeError as error:  # of torch.distributed
+            raise distributed.DistBackendError(
+                f"{self!r}: rank {rank} cannot be found, as the store does not answer ({error})"
+            ) from error
+
+    @contextlib.contextmanager
+    def _losing(self, rank: int) -> Iterator[None]:
+        try:
+            yield
+        except PeerLostError:
+            text = f"{self!r}: the process of rank {rank} has ended"
+            raise distributed.DistBackendError(text) from None
+        except RuntimeError as error:
+            raise distributed.DistBackendError(str(error)) from None
+
+    # ------------------------------------------------------------ calls
+
+    def begin(self, text: str) -> Call:
+        """Return the next collective of this group; called in the same order by all members."""
+        self._number += 1
+        return Call(self, self._number, text)
+
+    def lane(self, key: object = None) -> Lane:
+        """Return where tasks are executed in order: the collectives, or what else has one key."""
+        found = self._lanes.get(key)
+        if found is None:
+            found = self._lanes.setdefault(key, Lane(f"sing-group-{self.name}"))
+        return found
+
+    def close(self) -> None:
+        """End the group's threads, after their tasks; drop what has arrived."""
+        for lane in self._lanes.values():
+            lane.close()
+        if self._endpoint is not None:
+            self._endpoint.forget(self._identity)
+
+    def fail(self, text: str) -> None:
+        """Make the group unusable, on all ranks: others may wait for what will not come."""
+        if self._endpoint is None or self._identity in self._endpoint.failures:
+            return
+        self._endpoint.failures[self._identity] = text
+        header = Header(Kind.failure, self._identity, source=self.rank, text=text).encode()
+        for peer in self._peers.values():
+            with contextlib.suppress(PeerLostError):
+                peer.send(header, memoryview(b""), self._endpoint.waiting)
+
+    # ------------------------------------------------------------ frames
+
+    def send(self, to: int, header: Header, content: torch.Tensor | None) -> None:
+        """Send a frame to a member; `content` is contiguous."""
+        own = self._join()
+        data = memoryview(b"") if content is None else bytes_of(content)
+        fixed = Header(
+            header.kind, self._identity, header.number, self.rank, header.stage, header.text,
+            len(data),
+        )  # fmt: skip
+        with self._losing(to):
+            self._peers[to].send(fixed.encode(), data, own.waiting)
+
+    def receive(self, source: int, kind: Kind, tag: int = 0) -> Frame:
+        """Wait for the next frame of a member."""
+        own = self._join()
+        with self._losing(source):
+            return own.receive((self._identity, source, kind, tag), self._peers[source])
+
+    def start(self, call: Call) -> None:
+        """Compare what other ranks have announced for earlier calls, and check that none failed."""
+        own = self._join()
+        if text := own.failures.get(self._identity):
+            raise distributed.DistBackendError(text)
+        self._calls[call.number] = call.text
+        for source in self._peers:
+            stream = (self._identity, source, Kind.collective, 0)
+            while (number := own.next_number(stream)) is not None and number < call.number:
+                self.compare(call, self.receive(source, Kind.collective))
+        # What a slower rank announces for an older call is not compared any more.
+        self._calls.pop(call.number - 1000, None)
+
+    def compare(self, call: Call, frame: Frame) -> bool:
+        """Return whether a frame belongs to a call; raise if its sender called something else."""
+        header = frame.header
+        mine = call.text
+        if header.number <= call.number:
+            mine = self._calls.get(header.number, header.text)
+            if mine == header.text:
+                return header.number == call.number
+        raise distributed.DistBackendError(
+            f"{self!r}: the ranks call different collectives: rank {header.source} calls "
+            f"{header.text}, and rank {self.rank} calls {mine}"
+            + (" before it" if header.number > call.number else "")
+        )
+
+
+class Lane:
+    """Tasks of a group that are executed one after the other; its thread exists if it is needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._pending = 0
+        self._settled = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def run(self, task: Callable[[], None]) -> None:
+        """Execute a task here, after those that were submitted."""
+        if self._pending:
+            with self._settled:
+                self._settled.wait_for(lambda: not self._pending)
+        task()
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Execute a task on the lane's thread; it must not raise."""
+        with self._settled:
+            self._pending += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+        self._tasks.put(task)
+
+    def close(self) -> None:
+        """End the thread after its tasks."""
+        self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # it keeps tensors
+            with self._settled:
+                self._pending -= 1
+                self._settled.notify_all()
+
+
+class Call:
+    """One collective, as one rank takes part in it.
+
+    Parameters
+    ----------
+    group : Group
+        Its group.
+    number : int
+        Which of the group's collectives it is.
+    text : str
+        What is called.
+    """
+
+    def __init__(self, group: Group, number: int, text: str) -> None:
+        self.group, self.number, self.text = group, number, text
+        self.rank, self.size = group.rank, group.size
+        self.others = [(self.rank + i) % self.size for i in range(1, self.size)]
+        """All other ranks, in an order in which not all begin with the same one."""
+
+    @contextlib.contextmanager
+    def taking_part(self) -> Iterator[None]:
+        """While this rank takes part; if it fails, the others learn why."""
+        if self.size == 1:
+            yield
+            return
+        try:
+            self.group.start(self)
+            yield
+        except distributed.DistBackendError as error:
+            self.group.fail(str(error))
+            raise
+        except Exception as error:
+            self.group.fail(f"{self.group!r}: rank {self.rank} failed in {self.text}: {error}")
+            raise
+
+    def send(self, to: int, content: torch.Tensor | None = None, stage: int = 0) -> None:
+        """Send a part to a rank; without content, announce the call."""
+        header = Header(Kind.collective, number=self.number, stage=stage, text=self.text)
+        self.group.send(to, header, content)
+
+    def receive(self, source: int, like: torch.Tensor | None, stage: int = 0) -> torch.Tensor:
+        """Wait for a part from a rank, of the dtype and number of elements of `like`.
+
+        Raises
+        ------
+        DistBackendError
+            The rank calls something else, sends another size, or has ended.
+        """
+        while True:
+            frame = self.group.receive(source, Kind.collective)
+            if not self.group.compare(self, frame):
+                continue
+            if frame.header.stage == stage:
+                break
+            if frame.header.stage > stage:
+                raise distributed.DistBackendError(
+                    f"{self.group!r}: {self.text} was interrupted on rank {source}"
+                )
+        return self._checked(source, frame, like)
+
+    def _checked(self, source: int, frame: Frame, like: torch.Tensor | None) -> torch.Tensor:
+        expected = 0 if like is None else like.numel() * like.element_size()
+        if len(frame.content) != expected:
+            raise distributed.DistBackendError(
+                f"{self.group!r}: {self.text}: rank {source} sends {len(frame.content)} bytes, and "
+                f"rank {self.rank} expects {expected}"
+            )
+        return frame.content if like is None else as_type(frame.content, like)
+
+
+def as_type(content: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return received bytes as a flat tensor of the dtype of `like`."""
+    if not len(content):
+        return torch.empty(0, dtype=like.dtype)
+    return content.view(like.dtype)
+
+
+def _key(rank: int) -> str:
+    return f"jupyter_sing/{rank}"

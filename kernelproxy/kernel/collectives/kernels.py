@@ -1,0 +1,526 @@
+"""The operators of ``c10d`` for tensors of the device: read, exchange, upload."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import distributed
+
+from kernelproxy.kernel.collectives import exchange
+from kernelproxy.kernel.collectives.frames import Header, Kind
+from kernelproxy.kernel.collectives.group import Call, Group, as_type
+from kernelproxy.kernel.collectives.tree import OPERATIONS, Reduction
+from kernelproxy.kernel.collectives.work import Promise, all_of
+
+Tensor = torch.Tensor
+Tensors = Sequence[Tensor]
+
+_groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
+# Futures of the calls between the start and the end of a group's coalescing.
+_coalesced: dict[Any, list[torch.futures.Future[Any]]] = {}
+
+
+def announce(process_group: Any, store: Any) -> None:
+    """Let the other members of a new process group find this one."""
+    name, rank, size = process_group.group_name, process_group.rank(), process_group.size()
+    group = _groups[process_group] = Group(name, rank, size, store)
+    weakref.finalize(process_group, group.close)
+
+
+# ---------------------------------------------------------------- parts of the kernels
+
+
+def _unbox(boxed: Any) -> tuple[Any, Group]:
+    process_group = distributed.ProcessGroup.unbox(boxed)  # type: ignore[attr-defined]
+    group = _groups.get(process_group)
+    if group is None:
+        raise RuntimeError("The process group was not made by torch.distributed in this process.")
+    return process_group, group
+
+
+def _check(name: str, tensors: Tensors) -> torch.dtype:
+    """Return the one dtype of tensors that a collective can use."""
+    if not tensors:
+        raise ValueError(f"{name}: there are no tensors")
+    for tensor in tensors:
+        if tensor.device.type != "cuda" or tensor.layout is not torch.strided:
+            raise ValueError(f"{name}: tensors must be CUDA and dense")
+        if tensor.dtype != tensors[0].dtype:
+            raise ValueError(f"{name}: tensors must have identical type")
+    return tensors[0].dtype
+
+
+def _one(name: str, tensors: Sequence[Any]) -> Any:
+    if len(tensors) != 1:
+        raise ValueError(f"{name}: one tensor of the device is expected, not {len(tensors)}")
+    return tensors[0]
+
+
+def _sized(name: str, what: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise ValueError(f"{name}: {what} must be {expected}, not {found}")
+
+
+def _reduction(name: str, op: Any, dtype: torch.dtype) -> Reduction:
+    reduction = Reduction(OPERATIONS[op.op()])
+    if problem := reduction.problem(dtype):
+        raise TypeError(f"{name}: {problem}")
+    if dtype is torch.bool and reduction.name == "SUM":
+        return Reduction("MAX")  # as NCCL: both are "or"
+    return reduction
+
+
+def _text(name: str, dtype: torch.dtype, count: int | None = None) -> str:
+    number = "" if count is None else f"{count} "
+    return f"{name} of {number}{str(dtype).removeprefix('torch.')}"
+
+
+def _read(tensor: Tensor) -> Tensor:
+    """Return the elements of a device tensor, flat, in memory of its own."""
+    return tensor.data.cpu().contiguous().reshape(-1)
+
+
+def _write(tensor: Tensor, elements: Tensor) -> None:
+    # As NCCL writes: autograd does not notice.
+    tensor.data.copy_(elements.view(tensor.shape))
+
+
+def _cut(elements: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    return list(elements.split(list(sizes)))
+
+
+def _launch(
+    boxed: Any, text: str, async_op: bool, result: list[Any], task: Callable[[Call], None]
+) -> Any:
+    """Execute a collective, or have it executed in the group's order; return its work."""
+    process_group, group = _unbox(boxed)
+    call, promise = group.begin(text), Promise()
+
+    def execute() -> None:
+        # Tensors made in inference mode can be written only there; others can be, too.
+        with torch.inference_mode(), call.taking_part():
+            task(call)
+
+    if async_op:
+        _submit(group.lane(), execute, promise, result)
+    else:
+        group.lane().run(execute)
+        promise.settle(result)
+    _note(process_group, promise)
+    return promise.work()
+
+
+def _submit(lane: Any, execute: Callable[[], None], promise: Promise, result: list[Any]) -> None:
+    def task() -> None:
+        try:
+            execute()
+        except Exception as error:
+            promise.settle(error)
+        else:
+            promise.settle(result)
+
+    lane.submit(task)
+
+
+def _note(process_group: Any, promise: Promise) -> None:
+    if (futures := _coalesced.get(process_group)) is not None:
+        futures.append(promise.future)
+
+
+# ---------------------------------------------------------------- the operators
+
+
+def allreduce_(
+    tensors: Tensors, group: Any, op: Any, sparse: Any = None, async_op: bool = True,
+    timeout: int = -1,
+) -> tuple[list[Tensor], Any]:  # fmt: skip
+    """Replace each tensor by its reduction over all ranks."""
+    return list(tensors), allreduce_coalesced_(tensors, group, op, async_op)
+
+
+def allreduce_coalesced_(
+    tensors: Tensors, group: Any, op: Any, async_op: bool = True, timeout: int = -1
+) -> Any:
+    """Replace each tensor by its reduction over all ranks."""
+    dtype = _check("all_reduce", tensors)
+    reduction = _reduction("all_reduce", op, dtype)
+
+    def task(call: Call) -> None:
+        sizes = [tensor.numel() for tensor in tensors]
+        contribution = _joined([_read(tensor) for tensor in tensors])
+        found = exchange.all_reduce(call, contribution, reduction)
+        for tensor, elements in zip(tensors, _cut(found, sizes), strict=True):
+            _write(tensor, elements)
+
+    text = _text(f"all_reduce ({reduction.name})", dtype, sum(t.numel() for t in tensors))
+    return _launch(group, text, async_op, list(tensors), task)
+
+
+def _joined(parts: Tensors) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def broadcast_(
+    tensors: Tensors, group: Any, root: int, root_tensor: int = 0, async_op: bool = True,
+    timeout: int = -1,
+) -> tuple[list[Tensor], Any]:  # fmt: skip
+    """Replace the tensor by that of the root."""
+    tensor: Tensor = _one("broadcast", tensors)
+    dtype = _check("broadcast", tensors)
+
+    def task(call: Call) -> None:
+        if call.rank == root:
+            exchange.broadcast(call, _read(tensor), root)
+        else:
+            _write(tensor, exchange.broadcast(call, _like(dtype, tensor.numel()), root))
+
+    text = _text(f"broadcast from rank {root}", dtype, tensor.numel())
+    return list(tensors), _launch(group, text, async_op, list(tensors), task)
+
+
+def allgather_(
+    outputs: Sequence[Tensors], inputs: Tensors, group: Any, async_op: bool = True,
+    timeout: int = -1,
+) -> tuple[list[list[Tensor]], Any]:  # fmt: skip
+    """Gather the tensors of all ranks in a list; those of ranks may differ in size."""
+    into: Tensors = _one("all_gather", outputs)
+    _one("all_gather", inputs)
+    work = allgather_coalesced_([[each] for each in into], inputs, group, async_op)
+    return [list(into)], work
+
+
+def allgather_coalesced_(
+    outputs: Sequence[Tensors], inputs: Tensors, group: Any, async_op: bool = True
+) -> Any:
+    """Gather several tensors of all ranks; there is a list of outputs for each rank."""
+    name = "all_gather"
+    dtype = _check(name, [*inputs, *(tensor for each in outputs for tensor in each)])
+    _sized(name, "the number of tensors to receive", len(outputs), _unbox(group)[1].size)
+    for each in outputs:
+        _sized(name, "the number of tensors of a rank", len(each), len(inputs))
+    expected = [[tensor.numel() for tensor in each] for each in outputs]
+
+    def task(call: Call) -> None:
+        given = _joined([_read(tensor) for tensor in inputs])
+        _sized(name, "the number of own elements", given.numel(), sum(expected[call.rank]))
+        likes = [_like(dtype, sum(sizes)) for sizes in expected]
+        found = exchange.all_gather(call, given, likes)
+        for each, elements, sizes in zip(outputs, found, expected, strict=True):
+            for tensor, part in zip(each, _cut(elements, sizes), strict=True):
+                _write(tensor, part)
+
+    text = _text(name, dtype, sum(map(sum, expected)))
+    result = [tensor for each in outputs for tensor in each]
+    return _launch(group, text, async_op, result, task)
+
+
+def _like(dtype: torch.dtype, count: int) -> Tensor:
+    """Return a tensor that only has a dtype and a size."""
+    return torch.empty(count, dtype=dtype, device="meta")
+
+
+def _allgather_base_(
+    output: Tensor, tensor: Tensor, group: Any, async_op: bool = True, timeout: int = -1
+) -> tuple[Tensor, Any]:
+    """Gather the tensors of all ranks into one."""
+    return output, allgather_into_tensor_coalesced_([output], [tensor], group, async_op)
+
+
+def allgather_into_tensor_coalesced_(
+    outputs: Tensors, inputs: Tensors, group: Any, async_op: bool = True
+) -> Any:
+    """Gather the tensors of all ranks, for each input into one output."""
+    name = "all_gather_into_tensor"
+    dtype = _check(name, [*inputs, *outputs])
+    _sized(name, "the number of outputs", len(outputs), len(inputs))
+    size = _unbox(group)[1].size
+    sizes = [tensor.numel() for tensor in inputs]
+    for output, count in zip(outputs, sizes, strict=True):
+        _sized(name, "the number of elements to receive", output.numel(), count * size)
+
+    def task(call: Call) -> None:
+        given = _joined([_read(tensor) for tensor in inputs])
+        found = exchange.all_gather(call, given, [_like(dtype, len(given))] * size)
+        parts = zip(*(_cut(each, sizes) for each in found), strict=True)
+        for output, part in zip(outputs, parts, strict=True):
+            _write(output, torch.cat(part))
+
+    text = _text(name, dtype, sum(sizes))
+    return _launch(group, text, async_op, list(outputs), task)
+
+
+def reduce_(
+    tensors: Tensors, group: Any, op: Any, root: int, root_tensor: int = 0,
+    async_op: bool = True, timeout: int = -1,
+) -> Any:  # fmt: skip
+    """Replace the root's tensor by the reduction over all ranks."""
+    tensor: Tensor = _one("reduce", tensors)
+    dtype = _check("reduce", tensors)
+    reduction = _reduction("reduce", op, dtype)
+
+    def task(call: Call) -> None:
+        found = exchange.reduce(call, _read(tensor), reduction, root)
+        if call.rank == root:
+            _write(tensor, found)
+
+    text = _text(f"reduce ({reduction.name}) to rank {root}", dtype, tensor.numel())
+    return _launch(group, text, async_op, list(tensors), task)
+
+
+def reduce_scatter_(
+    outputs: Tensors, inputs: Sequence[Tensors], group: Any, op: Any, async_op: bool = True,
+    timeout: int = -1,
+) -> tuple[list[Tensor], Any]:  # fmt: skip
+    """Reduce a list of tensors, one for each rank; the sizes of ranks may differ."""
+    name = "reduce_scatter"
+    output: Tensor = _one(name, outputs)
+    given: Tensors = _one(name, inputs)
+    group_size = _unbox(group)[1].size
+    _sized(name, "the number of tensors to reduce", len(given), group_size)
+    work = _reduce_scatter(name, [output], [list(given)], group, op, async_op)
+    return list(outputs), work
+
+
+def _reduce_scatter_base_(
+    output: Tensor, tensor: Tensor, group: Any, op: Any, async_op: bool = True, timeout: int = -1
+) -> tuple[Tensor, Any]:
+    """Reduce a tensor, and give each rank its part of the result."""
+    work = reduce_scatter_tensor_coalesced_([output], [tensor], group, op, async_op)
+    return output, work
+
+
+def reduce_scatter_tensor_coalesced_(
+    outputs: Tensors, inputs: Tensors, group: Any, op: Any, async_op: bool = True,
+    timeout: int = -1,
+) -> Any:  # fmt: skip
+    """Reduce tensors, and give each rank its parts of the results."""
+    name = "reduce_scatter_tensor"
+    _check(name, [*inputs, *outputs])
+    _sized(name, "the number of outputs", len(outputs), len(inputs))
+    size = _unbox(group)[1].size
+    for output, tensor in zip(outputs, inputs, strict=True):
+        _sized(name, "the number of elements to reduce", tensor.numel(), output.numel() * size)
+    return _reduce_scatter(name, outputs, [[tensor] for tensor in inputs], group, op, async_op)
+
+
+def _reduce_scatter(
+    name: str, outputs: Tensors, inputs: Sequence[Tensors], group: Any, op: Any, async_op: bool
+) -> Any:
+    """Reduce, for each output, what its inputs hold for each rank, one after the other."""
+    dtype = _check(name, [*outputs, *(tensor for each in inputs for tensor in each)])
+    reduction = _reduction(name, op, dtype)
+    size = _unbox(group)[1].size
+
+    def shares(each: Tensors) -> list[Tensor]:
+        if len(each) == size > 1:
+            return [_read(tensor) for tensor in each]
+        return list(_read(each[0]).chunk(size)) if each[0].numel() else [_read(each[0])] * size
+
+    def task(call: Call) -> None:
+        of_ranks = zip(*(shares(each) for each in inputs), strict=True)
+        given = [_joined(parts) for parts in of_ranks]
+        sizes = [output.numel() for output in outputs]
+        _sized(name, "the number of own elements", given[call.rank].numel(), sum(sizes))
+        found = exchange.reduce_scatter(call, given, _like(dtype, sum(sizes)), reduction)
+        for output, elements in zip(outputs, _cut(found, sizes), strict=True):
+            _write(output, elements)
+
+    count = sum(tensor.numel() for each in inputs for tensor in each)
+    text = _text(f"{name} ({reduction.name})", dtype, count)
+    return _launch(group, text, async_op, list(outputs), task)
+
+
+def gather_(
+    outputs: Sequence[Tensors], inputs: Tensors, group: Any, root: int, async_op: bool = True,
+    timeout: int = -1,
+) -> Any:  # fmt: skip
+    """Gather the tensors of all ranks on the root."""
+    name = "gather"
+    tensor: Tensor = _one(name, inputs)
+    own = _unbox(group)[1]
+    into = list(_one(name, outputs)) if own.rank == root else []
+    dtype = _check(name, [tensor, *into])
+    if own.rank == root:
+        _sized(name, "the number of tensors to receive", len(into), own.size)
+
+    def task(call: Call) -> None:
+        likes = [_like(dtype, each.numel()) for each in into]
+        for each, elements in zip(
+            into, exchange.gather(call, _read(tensor), likes, root), strict=True
+        ):
+            _write(each, elements)
+
+    text = _text(f"{name} to rank {root}", dtype)
+    return _launch(group, text, async_op, into, task)
+
+
+def scatter_(
+    outputs: Tensors, inputs: Sequence[Tensors], group: Any, root: int, async_op: bool = True,
+    timeout: int = -1,
+) -> tuple[list[Tensor], Any]:  # fmt: skip
+    """Give each rank one of the root's tensors."""
+    name = "scatter"
+    output: Tensor = _one(name, outputs)
+    own = _unbox(group)[1]
+    given = list(_one(name, inputs)) if own.rank == root else []
+    dtype = _check(name, [output, *given])
+    if own.rank == root:
+        _sized(name, "the number of tensors to send", len(given), own.size)
+
+    def task(call: Call) -> None:
+        parts = [_read(each) for each in given]
+        _write(output, exchange.scatter(call, parts, _like(dtype, output.numel()), root))
+
+    text = _text(f"{name} from rank {root}", dtype)
+    return list(outputs), _launch(group, text, async_op, list(outputs), task)
+
+
+def alltoall_(
+    outputs: Tensors, inputs: Tensors, group: Any, async_op: bool = True, timeout: int = -1
+) -> tuple[list[Tensor], Any]:
+    """Give each rank one tensor, and receive one from each."""
+    name = "all_to_all"
+    dtype = _check(name, [*inputs, *outputs])
+    size = _unbox(group)[1].size
+    _sized(name, "the number of tensors to send", len(inputs), size)
+    _sized(name, "the number of tensors to receive", len(outputs), size)
+
+    def task(call: Call) -> None:
+        likes = [_like(dtype, output.numel()) for output in outputs]
+        found = exchange.all_to_all(call, [_read(tensor) for tensor in inputs], likes)
+        for output, elements in zip(outputs, found, strict=True):
+            _write(output, elements)
+
+    return list(outputs), _launch(group, _text(name, dtype), async_op, list(outputs), task)
+
+
+def alltoall_base_(
+    output: Tensor, tensor: Tensor, group: Any, output_sizes: Sequence[int],
+    input_sizes: Sequence[int], async_op: bool = True, timeout: int = -1,
+) -> Any:  # fmt: skip
+    """Give each rank some rows of a tensor, and receive rows from each."""
+    name = "all_to_all_single"
+    dtype = _check(name, [tensor, output])
+    size = _unbox(group)[1].size
+    taken, given = _rows(name, output, output_sizes, size), _rows(name, tensor, input_sizes, size)
+
+    def task(call: Call) -> None:
+        likes = [_like(dtype, count) for count in taken]
+        _write(output, torch.cat(exchange.all_to_all(call, _cut(_read(tensor), given), likes)))
+
+    return _launch(group, _text(name, dtype), async_op, [output], task)
+
+
+def _rows(name: str, tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return the number of elements for each rank."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not sizes:
+        if rows % ranks:
+            raise ValueError(f"{name}: {rows} rows cannot be divided among {ranks} ranks")
+        sizes = [rows // ranks] * ranks
+    _sized(name, "the number of sizes", len(sizes), ranks)
+    _sized(name, "the sum of sizes", sum(sizes), rows)
+    return [each * (tensor.numel() // rows if rows else 0) for each in sizes]
+
+
+def send(tensors: Tensors, group: Any, to: int, tag: int) -> Any:
+    """Send a tensor to one rank."""
+    tensor: Tensor = _one("send", tensors)
+    dtype = _check("send", tensors)
+    process_group, own = _unbox(group)
+    header = Header(Kind.message, number=tag, text=_text("a tensor", dtype, tensor.numel()))
+    with torch.inference_mode():
+        own.send(to, header, _read(tensor))
+    promise = Promise()
+    promise.settle([tensor])
+    _note(process_group, promise)
+    return promise.work()
+
+
+def recv_(tensors: Tensors, group: Any, source: int, tag: int) -> Any:
+    """Receive a tensor from one rank."""
+    tensor: Tensor = _one("recv", tensors)
+    dtype = _check("recv", tensors)
+    process_group, own = _unbox(group)
+    text, promise = _text("a tensor", dtype, tensor.numel()), Promise()
+
+    def execute() -> None:
+        with torch.inference_mode():
+            frame = own.receive(source, Kind.message, tag)
+            if frame.header.text != text:
+                raise distributed.DistBackendError(
+                    f"{own!r}: rank {source} sends {frame.header.text}, and rank {own.rank} "
+                    f"receives {text}"
+                )
+            _write(tensor, as_type(frame.content, _like(dtype, 0)))
+
+    _submit(own.lane((source, tag)), execute, promise, [tensor])
+    _note(process_group, promise)
+    return promise.work()
+
+
+def barrier(
+    tensor: Tensor, group: Any, devices: Sequence[int], async_op: bool = True, timeout: int = -1
+) -> Any:
+    """Wait until all ranks have called, and their devices have executed what was issued before."""
+
+    def task(call: Call) -> None:
+        torch.cuda.synchronize()
+        exchange.barrier(call)
+
+    return _launch(group, "barrier", async_op, [], task)
+
+
+_KERNELS: tuple[Callable[..., Any], ...] = (
+    allreduce_,
+    allreduce_coalesced_,
+    broadcast_,
+    allgather_,
+    allgather_coalesced_,
+    _allgather_base_,
+    allgather_into_tensor_coalesced_,
+    reduce_,
+    reduce_scatter_,
+    _reduce_scatter_base_,
+    reduce_scatter_tensor_coalesced_,
+    gather_,
+    scatter_,
+    alltoall_,
+    alltoall_base_,
+    send,
+    recv_,
+    barrier,
+)
+
+
+def install() -> Any:
+    """Register the kernels; return the library, which keeps them registered."""
+    library = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings():
+        # They replace torch's kernels, which need NCCL; torch warns about the first.
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+        for kernel in _KERNELS:
+            library.impl(kernel.__name__, kernel, "CUDA")
+    _install_coalescing()
+    return library
+
+
+def _install_coalescing() -> None:
+    """Let the end of a coalescing return a work of all calls in it; the carrier's is complete."""
+    holder: Any = distributed.ProcessGroup
+    start, end = holder._start_coalescing, holder._end_coalescing
+
+    def start_coalescing(self: Any, device: torch.device) -> None:
+        if device.type != "cuda":
+            start(self, device)
+        else:
+            _coalesced[self] = []
+
+    def end_coalescing(self: Any, device: torch.device) -> Any:
+        return all_of(_coalesced.pop(self)) if device.type == "cuda" else end(self, device)
+
+    holder._start_coalescing, holder._end_coalescing = start_coalescing, end_coalescing

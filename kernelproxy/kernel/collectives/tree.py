@@ -1,0 +1,120 @@
+"""Reductions in the canonical order: a balanced binary tree over ranks, in the order of ranks.
+
+Sums of floating-point numbers depend on their order. Here the order depends only on the number of
+ranks: not on devices or hosts, and, as it is the same for each element, not on how a tensor is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+_BITWISE = ("BAND", "BOR", "BXOR")
+_ORDERED = ("MIN", "MAX")
+#: NCCL's numbering, as ``ReduceOp.op()`` gives it.
+OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+
+Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_COMBINE: dict[str, Combine] = {
+    "SUM": lambda left, right: left.add_(right),
+    "PRODUCT": lambda left, right: left.mul_(right),
+    "MIN": lambda left, right: torch.minimum(left, right, out=left),
+    "MAX": lambda left, right: torch.maximum(left, right, out=left),
+    "BAND": lambda left, right: left.bitwise_and_(right),
+    "BOR": lambda left, right: left.bitwise_or_(right),
+    "BXOR": lambda left, right: left.bitwise_xor_(right),
+}
+_FLOAT8 = tuple(
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+)
+_ARITHMETIC = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+    *_FLOAT8,
+)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a collective computes of the contributions of all ranks.
+
+    Parameters
+    ----------
+    name : str
+        One of `OPERATIONS`.
+    """
+
+    name: str
+
+    def problem(self, dtype: torch.dtype) -> str | None:
+        """Return why the reduction is not defined for a dtype, or None."""
+        found = None
+        if dtype not in _ARITHMETIC:
+            found = f"tensors of {dtype} cannot be reduced"
+        elif self.name in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
+            found = f"ReduceOp.{self.name} needs integers, not {dtype}"
+        elif self.name in _ORDERED and dtype.is_complex:
+            found = f"ReduceOp.{self.name} is not defined for {dtype}"
+        elif self.name == "AVG" and dtype is torch.bool:
+            found = f"ReduceOp.AVG is not defined for {dtype}"
+        elif self.name == "PREMUL_SUM":
+            found = "ReduceOp.PREMUL_SUM is not supported; multiply before a ReduceOp.SUM"
+        return found
+
+    def combine(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Reduce one tensor of each rank, in the order of ranks; they may be overwritten."""
+        combine = _COMBINE["SUM" if self.name == "AVG" else self.name]
+        if parts[0].dtype in _FLOAT8:
+            combine = _rounded(combine)
+        found = _node(combine, parts)
+        return self._average(found, len(parts)) if self.name == "AVG" else found
+
+    @staticmethod
+    def _average(total: torch.Tensor, count: int) -> torch.Tensor:
+        if total.dtype in _FLOAT8:
+            return (total.float() / count).to(total.dtype)
+        if total.dtype.is_floating_point or total.dtype.is_complex:
+            return total.div_(count)
+        return total.div_(count, rounding_mode="trunc")  # as NCCL
+
+
+def _node(combine: Combine, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    middle = split(len(parts))
+    return combine(_node(combine, parts[:middle]), _node(combine, parts[middle:]))
+
+
+def split(count: int) -> int:
+    """Return how many of `count` > 1 ranks are on the left: the largest power of two below."""
+    return 1 << ((count - 1).bit_length() - 1)
+
+
+def _rounded(combine: Combine) -> Combine:
+    """Combine numbers for which the CPU has no arithmetic; each result is rounded to their dtype."""
+
+    def rounded(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left.copy_(combine(left.float(), right.float()).to(left.dtype))
+
+    return rounded
+
+
+def pieces(count: int, ranks: int) -> list[slice]:
+    """Cut `count` elements into one piece for each rank, of nearly equal size."""
+    # Multiples of 64 elements: pieces begin at cache lines, and vector loops have few remainders.
+    step = -(-count // ranks)
+    step = -(-step // 64) * 64
+    return [slice(min(r * step, count), min((r + 1) * step, count)) for r in range(ranks)]

@@ -1,0 +1,75 @@
+"""What a collective returns: a ``Work``, and the future in it.
+
+``Work.wait()`` in C++ neither raises the error of a future nor can be interrupted; the one that is
+put in its place in Python does both.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+
+# Not public: a Work as a Python class would not survive its way through the dispatcher.
+_wrap: Callable[[torch.futures.Future[Any]], Any] = getattr(
+    distributed.distributed_c10d, "_create_work_from_future", None
+) or getattr(torch._C._distributed_c10d, "_create_work_from_future")  # noqa: B009
+
+
+class Promise:
+    """A future of tensors of the device, and how it is fulfilled."""
+
+    def __init__(self) -> None:
+        self._trigger: torch.futures.Future[Any] = torch.futures.Future(devices=["cuda:0"])
+        self._outcome: list[Any] | Exception = []
+        self.future: torch.futures.Future[Any] = self._trigger.then(self._conclude)
+
+    def _conclude(self, _: torch.futures.Future[Any]) -> list[Any]:
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+    def settle(self, outcome: list[Any] | Exception) -> None:
+        """Complete the future, with tensors or with an error."""
+        self._outcome = outcome
+        self._trigger.set_result(None)
+
+    def work(self) -> Any:
+        """Return the work, as kernels return it."""
+        return _wrap(self.future).boxed()
+
+
+def all_of(futures: list[torch.futures.Future[Any]]) -> Any:
+    """Return the work that is complete when all futures are."""
+
+    def conclude(done: torch.futures.Future[Any]) -> list[Any]:
+        return [tensor for future in done.value() for tensor in future.value()]
+
+    return _wrap(torch.futures.collect_all(futures).then(conclude))
+
+
+def install() -> None:
+    """Let ``Work.wait()`` raise errors and be interrupted, if the work is one of these."""
+    original = distributed.Work.wait
+    unknown = torch._C._distributed_c10d.OpType.UNKNOWN
+
+    @functools.wraps(original)
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._get_op_type() != unknown:  # it has not been made from a future
+            return original(self, *args, **kwargs)
+        try:
+            future = self.get_future()
+        except RuntimeError:
+            return original(self, *args, **kwargs)
+        if not future.done():
+            done = threading.Event()
+            future.add_done_callback(lambda _: done.set())
+            done.wait()
+        future.wait()
+        return True
+
+    distributed.Work.wait = wait  # type: ignore[method-assign]
