@@ -11,6 +11,7 @@ use; others TCP, with a secret that comes from the store of the process group.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import hmac
@@ -25,6 +26,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,9 +53,9 @@ class PeerLostError(Exception):
 
 
 class Peer:
-    """The process of another rank: the connection to it, and whether it lives."""
+    """The process of another rank: the connection to it, if there is one, and whether it lives."""
 
-    def __init__(self, token: str, connection: socket.socket) -> None:
+    def __init__(self, token: str, connection: socket.socket | None) -> None:
         self.token = token
         self.lost = False
         self.connection = connection
@@ -81,13 +83,14 @@ class Peer:
                         parts[position] = part[taken:]
                         sent -= taken
             except OSError as error:
-                self.lost = True
                 raise PeerLostError from error
             except BaseException:
                 self._rest = b"".join(parts)
                 raise
 
     def _send_some(self, parts: list[memoryview], waiting: Waiting) -> int:
+        if self.connection is None:
+            raise PeerLostError
         try:
             return self.connection.sendmsg(parts, (), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -118,13 +121,17 @@ class Endpoint:
         self._paused = False
         self._peers: dict[str, Peer] = {}
         self._incoming: set[_Incoming] = set()
+        # Peers to which there is no connection, for the endpoint's thread.
+        self._ended: list[Peer] = []
         self._selector = selectors.DefaultSelector()
         self._wake_end, self._woken = socket.socketpair()
         self._connecting = threading.Lock()
         self._selector.register(self._woken, selectors.EVENT_READ, self._resume)
         self._listeners: list[socket.socket] = []
         self.address = self._listen(local)
-        threading.Thread(target=self._serve, name="sing-collectives", daemon=True).start()
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="sing-collectives", daemon=True)
+        self._thread.start()
 
     def _listen(self, local: bool) -> str:
         """Listen for peers; return where, as text for them."""
@@ -158,38 +165,44 @@ class Endpoint:
                 self._waiting -= 1
 
     def peer(self, address: str) -> Peer:
-        """Return the process at an address, connected.
-
-        Raises
-        ------
-        PeerLostError
-            It has ended.
-        """
+        """Return the process at an address, connected if it has not ended."""
         place = json.loads(address)
         with self._connecting:
             if found := self._peers.get(place["token"]):
                 return found
+            hello = Header(Kind.hello, text=place["token"] + self.token).encode()
+            peer = self._peers[place["token"]] = Peer(place["token"], self._connect(place))
             try:
-                connection = self._connect(place)
-            except OSError as error:
-                raise PeerLostError from error
-            peer = Peer(place["token"], connection)
-            secret = place["token"] + self.token
-            peer.send(Header(Kind.hello, text=secret).encode(), memoryview(b""), self.waiting)
-            self._peers[peer.token] = peer
-            self._selector.register(connection, selectors.EVENT_READ, lambda: self._watch(peer))
+                peer.send(hello, memoryview(b""), self.waiting)
+            except PeerLostError:
+                self._ended.append(peer)
+                self._wake_end.send(b"\0")
+            else:
+                assert peer.connection is not None
+                self._selector.register(
+                    peer.connection, selectors.EVENT_READ, lambda: self._watch(peer)
+                )
             return peer
 
-    def _connect(self, place: dict[str, object]) -> socket.socket:
-        if place.get("host") == _host():
-            connection = socket.socket(socket.AF_UNIX)
-            connection.connect(f"\0jupyter-sing-rank-{place['token']}")
-            return connection
-        if "tcp" not in place:
-            raise ConnectionError("the rank listens on its own host only")
-        host, port = place["tcp"]  # type: ignore[misc]
-        connection = socket.create_connection((str(host), int(port)))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _connect(self, place: dict[str, Any]) -> socket.socket | None:
+        """Return a connection to a process, or None if there is none."""
+        local = place.get("host") == _host()
+        if not local and "tcp" not in place:
+            return None  # it listens on its own host only
+        connection = socket.socket(socket.AF_UNIX if local else socket.AF_INET)
+        try:
+            if local:
+                connection.connect(f"\0jupyter-sing-rank-{place['token']}")
+            else:
+                connection.connect(tuple(place["tcp"]))
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        except OSError:
+            connection.close()
+            return None
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def receive(self, stream: Stream, peer: Peer) -> Frame:
@@ -242,19 +255,30 @@ class Endpoint:
                     pass
 
     def abandon(self) -> None:
-        """Close all descriptors in a child of this process, where there is no thread."""
+        """Close all descriptors; for a child of this process, where there is no thread."""
+        self._closing = True
         for held in (*self._listeners, self._woken, self._wake_end):
             held.close()
         for peer in self._peers.values():
-            peer.connection.close()
+            if peer.connection is not None:
+                peer.connection.close()
         for incoming in self._incoming:
             incoming.connection.close()
         self._selector.close()
 
+    def close(self) -> None:
+        """End the thread, and all connections; idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake_end.send(b"\0")
+        self._thread.join()
+        self.abandon()
+
     # ------------------------------------------------------------ on the endpoint's thread
 
     def _serve(self) -> None:
-        while True:
+        while not self._closing:
             # New connections before ends of connections: see _watch.
             events = self._selector.select()
             for key, _ in sorted(events, key=lambda event: event[0].data != self._accept):
@@ -310,6 +334,8 @@ class Endpoint:
 
     def _resume(self) -> None:
         self._woken.recv(4096)
+        while self._ended:
+            self._watch(self._ended.pop())
         with self.changed:
             if self._paused:
                 self._paused = False
@@ -318,7 +344,9 @@ class Endpoint:
 
     def _watch(self, peer: Peer) -> None:
         """Handle the end of the connection to a peer, which never sends anything on it."""
-        self._selector.unregister(peer.connection)
+        if peer.connection is not None:
+            with contextlib.suppress(KeyError):  # it ended before it was registered
+                self._selector.unregister(peer.connection)
         # What it sent before it ended may not have been read yet: then that connection's end counts.
         self._accept()
         for incoming in [each for each in self._incoming if not each.token]:
@@ -442,6 +470,7 @@ def endpoint() -> Endpoint:
     with _creating:
         if _endpoint is None:
             _endpoint = Endpoint()
+            atexit.register(_endpoint.close)
         return _endpoint
 
 

@@ -42,11 +42,16 @@ class Group:
         Of this process, and of the group.
     store : torch.distributed.Store
         Where members find each other; all of them use the same prefix.
+    own : Endpoint, optional
+        The endpoint of this rank; that of the process by default.
     """
 
-    def __init__(self, name: str, rank: int, size: int, store: Any) -> None:
+    def __init__(
+        self, name: str, rank: int, size: int, store: Any, own: Endpoint | None = None
+    ) -> None:
         self.name, self.rank, self.size = name, rank, size
         self._store = store
+        self._own = own
         self._endpoint: Endpoint | None = None
         self._identity = 0
         self._peers: dict[int, Peer] = {}
@@ -56,7 +61,7 @@ class Group:
         self._calls: dict[int, str] = {}
         self._lanes: dict[object, Lane] = {}
         if size > 1:
-            self._store.set(_key(rank), endpoint().address)
+            self._store.set(_key(rank), (own or endpoint()).address)
 
     def __repr__(self) -> str:
         return f"process group {self.name!r}"
@@ -67,12 +72,11 @@ class Group:
         """Find and connect all members, at the first call."""
         with self._joining:
             if self._endpoint is None:
-                own = endpoint()
+                own = self._own or endpoint()
                 addresses = [self._address(rank, own) for rank in range(self.size)]
                 for rank, address in enumerate(addresses):
                     if rank != self.rank:
-                        with self._losing(rank):
-                            self._peers[rank] = own.peer(address)
+                        self._peers[rank] = own.peer(address)
                 text = " ".join([self.name, *addresses])
                 digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
                 self._identity = int.from_bytes(digest, "little")

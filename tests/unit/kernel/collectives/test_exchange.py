@@ -1,0 +1,235 @@
+"""Collectives between ranks that are threads of this process."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernelproxy.kernel.collectives import endpoint, exchange
+from kernelproxy.kernel.collectives.frames import Header, Kind
+from kernelproxy.kernel.collectives.group import Group
+from kernelproxy.kernel.collectives.tree import Reduction
+from tests.doubles.rank_threads import RankThreads, call
+from tests.doubles.waiting import wait_until
+
+SUM = Reduction("SUM")
+LARGE = exchange.SMALL_BYTES  # elements: four times the size up to which tensors are small
+
+
+@pytest.fixture(params=[1, 2, 3, 5])
+def ranks(request: pytest.FixtureRequest) -> Iterator[RankThreads]:
+    threads = RankThreads(request.param)
+    yield threads
+    threads.close()
+
+
+@pytest.fixture
+def three() -> Iterator[RankThreads]:
+    threads = RankThreads(3)
+    yield threads
+    threads.close()
+
+
+def own(rank: int, count: int) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank))
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, LARGE, LARGE + 1])
+def test_all_reduce_is_the_tree_of_the_whole_on_each_rank(ranks: RankThreads, count: int) -> None:
+    size = len(ranks.groups)
+    expected = SUM.combine([own(rank, count) for rank in range(size)])
+
+    def program(group: Group) -> torch.Tensor:
+        data = own(group.rank, count)
+        return call(group, "sum", lambda each: exchange.all_reduce(each, data, SUM))
+
+    for found in ranks.all(program):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("count", [3, LARGE])
+def test_reduce_gives_the_root_the_same(ranks: RankThreads, count: int) -> None:
+    size = len(ranks.groups)
+    root = size - 1
+    expected = SUM.combine([own(rank, count) for rank in range(size)])
+
+    def program(group: Group) -> torch.Tensor:
+        data = own(group.rank, count)
+        return call(group, "sum", lambda each: exchange.reduce(each, data, SUM, root))
+
+    assert torch.equal(ranks.all(program)[root], expected)
+
+
+def test_parts_go_where_they_belong(ranks: RankThreads) -> None:
+    size = len(ranks.groups)
+
+    def program(group: Group) -> None:
+        rank = group.rank
+        likes = [torch.empty(r + 1) for r in range(size)]
+        gathered = call(
+            group, "a", lambda each: exchange.all_gather(each, own(rank, rank + 1), likes)
+        )
+        for other, found in enumerate(gathered):
+            assert torch.equal(found, own(other, other + 1))
+        sent = [torch.full((2,), 10.0 * rank + other) for other in range(size)]
+        taken = call(group, "b", lambda each: exchange.all_to_all(each, sent, sent))
+        assert [int(found[0]) for found in taken] == [10 * other + rank for other in range(size)]
+        for root in range(size):
+            data = own(rank, 4)
+            found = call(group, "c", lambda each: exchange.broadcast(each, data, root))  # noqa: B023
+            assert torch.equal(found, own(root, 4))
+            parts = [own(100 + other, 2) for other in range(size)] if rank == root else []
+            part = call(
+                group, "d", lambda each: exchange.scatter(each, parts, torch.empty(2), root)  # noqa: B023
+            )  # fmt: skip
+            assert torch.equal(part, own(100 + rank, 2))
+            found_all = call(
+                group, "e", lambda each: exchange.gather(each, data, [data] * size, root)  # noqa: B023
+            )  # fmt: skip
+            assert len(found_all) == (size if rank == root else 0)
+            for other, each in enumerate(found_all):
+                assert torch.equal(each, own(other, 4))
+        call(group, "f", exchange.barrier)
+
+    ranks.all(program)
+
+
+def test_tcp_serves_ranks_of_other_hosts() -> None:
+    ranks = RankThreads(2, local=False)
+
+    def program(group: Group) -> torch.Tensor:
+        data = torch.full((LARGE,), float(group.rank + 1))
+        return call(group, "sum", lambda each: exchange.all_reduce(each, data, SUM))
+
+    try:
+        assert all((found == 3).all() for found in ranks.all(program))
+    finally:
+        ranks.close()
+
+
+def test_different_calls_fail_on_all_ranks(three: RankThreads) -> None:
+    def program(group: Group) -> None:
+        text = "all_reduce of 3" if group.rank == 1 else "all_reduce of 2"
+        call(group, text, lambda each: exchange.all_reduce(each, torch.ones(2), SUM))
+        call(group, "barrier", exchange.barrier)
+
+    for text in three.errors(program):
+        assert "all_reduce of 3" in text
+        assert "all_reduce of 2" in text
+
+
+def test_different_roots_fail_on_all_ranks(three: RankThreads) -> None:
+    def program(group: Group) -> None:
+        root = group.rank
+        call(
+            group,
+            f"broadcast from rank {root}",
+            lambda each: exchange.broadcast(each, torch.ones(2), root),
+        )
+        call(group, "barrier", exchange.barrier)
+
+    assert all("call different collectives" in text for text in three.errors(program))
+
+
+def test_error_of_one_rank_reaches_those_that_wait(three: RankThreads) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("no memory")
+
+    def program(group: Group) -> None:
+        call(group, "barrier", fail if group.rank == 2 else exchange.barrier)
+
+    first, second, third = three.errors(program)
+    assert third == "no memory"
+    assert first == second == "process group 'test': rank 2 failed in barrier: no memory"
+
+
+def test_end_of_a_rank_is_an_error_of_those_that_wait(three: RankThreads) -> None:
+    three.all(lambda group: call(group, "barrier", exchange.barrier))
+
+    def program(group: Group) -> None:
+        if group.rank == 1:
+            three.end(1)
+            raise RuntimeError("over")
+        call(group, "barrier", exchange.barrier)
+
+    first, _, third = three.errors(program)
+    assert first == third == "process group 'test': the process of rank 1 has ended"
+
+
+def test_what_a_rank_sent_before_it_ended_arrives(three: RankThreads) -> None:
+    ended = threading.Event()
+
+    def program(group: Group) -> int:
+        if group.rank == 0:
+            header = Header(Kind.message, number=5, text="numbers")
+            group.send(1, header, torch.arange(LARGE))
+            three.end(0)
+            ended.set()
+            return 0
+        if group.rank == 1:
+            assert ended.wait(60)
+            frame = group.receive(0, Kind.message, 5)
+            return int(frame.content.view(torch.int64).sum())
+        return 0
+
+    assert three.all(program)[1] == sum(range(LARGE))
+
+
+def test_ranks_that_send_to_each_other_do_not_block(
+    three: RankThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "EARLY_BYTES_MAX", 1 << 20)
+    data = torch.arange(1 << 20)  # eight times what is received early
+
+    def program(group: Group) -> None:
+        others = [rank for rank in range(3) if rank != group.rank]
+        for tag in (1, 2):
+            for other in others:
+                group.send(other, Header(Kind.message, number=tag, text="x"), data)
+        for tag in (2, 1):
+            for other in others:
+                frame = group.receive(other, Kind.message, tag)
+                assert torch.equal(frame.content.view(torch.int64), data)
+
+    three.all(program)
+
+
+def test_sender_waits_for_a_rank_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "EARLY_BYTES_MAX", 1 << 20)
+    two = RankThreads(2)
+    data = torch.zeros(1 << 20)  # 4 MiB
+    sent: list[int] = []
+
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            for number in range(8):
+                group.send(1, Header(Kind.message, number=1, text="x"), data)
+                sent.append(number)
+            return
+        wait_until(lambda: two.endpoints[1]._paused)
+        assert len(sent) < 8
+        for _ in range(8):
+            group.receive(0, Kind.message, 1)
+
+    try:
+        two.all(program)
+    finally:
+        two.close()
+
+
+def test_strangers_are_not_heard() -> None:
+    two = RankThreads(2)
+    place = json.loads(two.endpoints[0].address)
+    try:
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(f"\0jupyter-sing-rank-{place['token']}")
+            stranger.send(Header(Kind.hello, text="0" * 64).encode())
+            assert stranger.recv(1) == b""  # the connection has been closed
+        two.all(lambda group: call(group, "barrier", exchange.barrier))
+    finally:
+        two.close()
