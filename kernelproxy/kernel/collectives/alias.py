@@ -76,7 +76,7 @@ def _patch_groups(torch: ModuleType, c10d: Any) -> None:
     def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
         made, store = original(*args, **kwargs)
         if store is not None:  # this process is a member
-            _kernels().announce(made, store)
+            _kernels()[0].announce(made, store)
         return made, store
 
     @functools.wraps(c10d.split_group)
@@ -116,5 +116,4 @@ def _kernels() -> Any:
     from kernelproxy.kernel.collectives import kernels, work
 
     work.install()
-    kernels.library = kernels.install()
-    return kernels
+    return kernels, kernels.install()

@@ -497,7 +497,7 @@ _KERNELS: tuple[Callable[..., Any], ...] = (
 )
 
 
-def install() -> Any:
+def install() -> torch.library.Library:
     """Register the kernels; return the library, which keeps them registered."""
     library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():

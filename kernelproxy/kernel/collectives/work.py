@@ -7,6 +7,7 @@ put in its place in Python does both.
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,10 @@ from torch import distributed
 _wrap: Callable[[torch.futures.Future[Any]], Any] = getattr(
     distributed.distributed_c10d, "_create_work_from_future", None
 ) or getattr(torch._C._distributed_c10d, "_create_work_from_future")  # noqa: B009
+
+
+#: Errors of asynchronous calls that no wait has raised yet.
+unreported: list[Exception] = []
 
 
 class Promise:
@@ -35,6 +40,8 @@ class Promise:
 
     def settle(self, outcome: list[Any] | Exception) -> None:
         """Complete the future, with tensors or with an error."""
+        if isinstance(outcome, Exception):
+            unreported.append(outcome)
         self._outcome = outcome
         self._trigger.set_result(None)
 
@@ -55,7 +62,7 @@ def all_of(futures: list[torch.futures.Future[Any]]) -> Any:
 def install() -> None:
     """Let ``Work.wait()`` raise errors and be interrupted, if the work is one of these."""
     original = distributed.Work.wait
-    unknown = torch._C._distributed_c10d.OpType.UNKNOWN
+    unknown = int(torch._C._distributed_c10d.OpType.UNKNOWN)
 
     @functools.wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +76,33 @@ def install() -> None:
             done = threading.Event()
             future.add_done_callback(lambda _: done.set())
             done.wait()
-        future.wait()
+        try:
+            future.wait()
+        except RuntimeError as error:
+            unreported.clear()
+            raise distributed.DistBackendError(_sentence(str(error))) from None
         return True
 
     distributed.Work.wait = wait  # type: ignore[method-assign]
+    _install_wait_tensor()
+
+
+def _install_wait_tensor() -> None:
+    """Let functional collectives raise errors: they wait in C++."""
+    functional: Any = importlib.import_module("torch.distributed._functional_collectives")
+    original = functional.wait_tensor
+
+    @functools.wraps(original)
+    def wait_tensor(tensor: Any) -> Any:
+        found = original(tensor)
+        if unreported:
+            raise unreported.pop()
+        return found
+
+    functional.wait_tensor = wait_tensor
+
+
+def _sentence(text: str) -> str:
+    """Return an error's text without what C++ adds to it."""
+    words = text.split("when running the callback: ", 1)[-1].split("\n\nAt:", 1)[0]
+    return words.removeprefix("DistBackendError: ")
