@@ -1,8 +1,8 @@
-"""What makes torch believe that it has NCCL, so that programs need not name another backend.
+"""NCCL's names in torch, so that programs need not name another backend.
 
-The backend of a group is only a carrier, torch's ``FakeProcessGroup``: what is called on a group goes
-through the dispatcher, to `kernels`, before it reaches a backend. So the kernels serve groups of other
-backends, too, as gloo, which accepts CUDA tensors in builds with CUDA.
+The backend of a group is only a carrier, torch's ``FakeProcessGroup``: calls on a group go through
+the dispatcher, to `kernels`, before they reach a backend. So the kernels serve groups of other
+backends, too, such as gloo, which accepts CUDA tensors in builds with CUDA.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def install(torch: ModuleType) -> None:
     c10d.default_pg_nccl_timeout = _TIMEOUT
     torch.cuda.nccl.version = lambda: VERSION
     torch.cuda.nccl.is_available = lambda tensors: False  # for collectives of one process
-    # What torch calls on a backend of NCCL, without effect here.
+    # Torch calls these on a backend of NCCL; they have no effect here.
     for name in ("_set_sequence_number_for_group", "_group_start", "_group_end"):
         setattr(carrier, name, lambda self: None)
     for name in ("_set_default_timeout", "_add_ephemeral_timeout"):
@@ -105,15 +105,15 @@ def _patch_groups(torch: ModuleType, c10d: Any) -> None:
         )
 
     c10d._new_process_group_helper = new_process_group_helper
-    for module in (c10d, torch.distributed, sys.modules.get("torch.distributed.device_mesh")):
-        if module is not None:
-            module.split_group = split_group
+    for name in ("", ".distributed_c10d", ".device_mesh"):
+        if module := sys.modules.get(f"torch.distributed{name}"):
+            setattr(module, "split_group", split_group)  # noqa: B010
 
 
 @functools.cache
 def _kernels() -> Any:
     # Programs without process groups need none of this.
-    from kernelproxy.kernel.collectives import kernels, work
+    from kernelproxy.kernel.collectives import kernels, launch, work
 
     work.install()
-    return kernels, kernels.install()
+    return launch, kernels.install()

@@ -30,12 +30,12 @@ from typing import Any
 
 import torch
 
-from kernelproxy.kernel.collectives.frames import HEADER_BYTES, Header, Kind, text_bytes
+from kernelproxy.kernel.collectives.frames import HEADER_BYTES, FrameKind, Header, text_bytes
 
 #: What is received before a call asks for it, at most, while this rank computes.
 EARLY_BYTES_MAX = 256 << 20
 BACKLOG = 4096
-Stream = tuple[int, int, Kind, int]
+Stream = tuple[int, int, FrameKind, int]
 """Group, source, kind, tag: frames of one arrive in the order in which they were sent."""
 
 
@@ -102,7 +102,7 @@ Waiting = Callable[[], "contextlib.AbstractContextManager[None]"]
 
 
 class Endpoint:
-    """What this process has received, and its peers.
+    """The frames that this process has received, and its peers.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class Endpoint:
         with self._connecting:
             if found := self._peers.get(place["token"]):
                 return found
-            hello = Header(Kind.hello, text=place["token"] + self.token).encode()
+            hello = Header(FrameKind.hello, text=place["token"] + self.token).encode()
             peer = self._peers[place["token"]] = Peer(place["token"], self._connect(place))
             try:
                 peer.send(hello, memoryview(b""), self.waiting)
@@ -311,10 +311,10 @@ class Endpoint:
         with self.changed:
             for frame in frames:
                 header = frame.header
-                if header.kind is Kind.failure:
+                if header.kind is FrameKind.failure:
                     self.failures.setdefault(header.group, header.text)
                     continue
-                tag = header.number if header.kind is Kind.message else 0
+                tag = header.number if header.kind is FrameKind.message else 0
                 stream = (header.group, header.source, header.kind, tag)
                 self._arrived[stream].append(frame)
                 self._arrived_bytes += len(frame.content)
@@ -347,7 +347,7 @@ class Endpoint:
         if peer.connection is not None:
             with contextlib.suppress(KeyError):  # it ended before it was registered
                 self._selector.unregister(peer.connection)
-        # What it sent before it ended may not have been read yet: then that connection's end counts.
+        # What it sent may not have been read yet: then the end of that connection counts.
         self._accept()
         for incoming in [each for each in self._incoming if not each.token]:
             self._read(incoming)
@@ -418,7 +418,7 @@ class _Incoming:
 
     def _identify(self, header: Header) -> None:
         secret, token = header.text[: len(self._secret)], header.text[len(self._secret) :]
-        if header.kind is not Kind.hello or not hmac.compare_digest(secret, self._secret):
+        if header.kind is not FrameKind.hello or not hmac.compare_digest(secret, self._secret):
             raise ValueError("it is not a rank of a group of this process")
         self.token = token
 

@@ -1,7 +1,7 @@
 """The collectives on tensors of the host: who sends what to whom.
 
-All tensors are flat and contiguous. Only `tree` computes; the rest moves bytes, so each works for all
-dtypes.
+All tensors are flat and contiguous. Only `tree` computes; the rest moves bytes, so each works for
+all dtypes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks send each other: a header, the call that the bytes belong to, and the bytes."""
+"""Frames between ranks: a header, the call that the bytes belong to, and the bytes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ HEADER_BYTES = _HEADER.size
 TEXT_BYTES_MAX = 2000
 
 
-class Kind(IntEnum):
-    """What a frame is."""
+class FrameKind(IntEnum):
+    """Kinds of frames."""
 
     hello = 0
     """First of a connection; its text is the token of the process that connects."""
@@ -30,7 +30,7 @@ class Header:
 
     Parameters
     ----------
-    kind : Kind
+    kind : FrameKind
         What it is.
     group : int
         Identity of the process group.
@@ -46,7 +46,7 @@ class Header:
         Number of bytes that follow.
     """
 
-    kind: Kind
+    kind: FrameKind
     group: int = 0
     number: int = 0
     source: int = 0
@@ -72,7 +72,7 @@ class Header:
         """
         group, number, source, kind, _, length = _HEADER.unpack(fixed)
         words = text.decode(errors="replace")
-        return cls(Kind(kind & 15), group, number, source, kind >> 4, words, length)
+        return cls(FrameKind(kind & 15), group, number, source, kind >> 4, words, length)
 
 
 def text_bytes(fixed: bytes | bytearray) -> int:

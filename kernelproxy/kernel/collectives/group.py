@@ -1,8 +1,8 @@
-"""A process group as its ranks' processes see it: who its members are, and in which order they call.
+"""A process group: its members, and the order of their calls.
 
-The collectives of a group are numbered. Each is described by a text, its *call*, which every frame
-carries, so that ranks that call different things notice. A rank that notices, or that fails halfway,
-tells the others: a group that has failed once is unusable, as with NCCL.
+The collectives of a group are numbered. Each is described by a text, which every frame carries, so
+that ranks that call different things notice. A rank that notices, or that fails halfway, notifies
+the others: a group that has failed once is unusable, as with NCCL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kernelproxy.kernel.collectives.endpoint import (
     bytes_of,
     endpoint,
 )
-from kernelproxy.kernel.collectives.frames import Header, Kind
+from kernelproxy.kernel.collectives.frames import FrameKind, Header
 
 _POLL_SECONDS = 0.005
 
@@ -132,7 +132,7 @@ class Group:
         if self._endpoint is None or self._identity in self._endpoint.failures:
             return
         self._endpoint.failures[self._identity] = text
-        header = Header(Kind.failure, self._identity, source=self.rank, text=text).encode()
+        header = Header(FrameKind.failure, self._identity, source=self.rank, text=text).encode()
         for peer in self._peers.values():
             with contextlib.suppress(PeerLostError):
                 peer.send(header, memoryview(b""), self._endpoint.waiting)
@@ -150,7 +150,7 @@ class Group:
         with self._losing(to):
             self._peers[to].send(fixed.encode(), data, own.waiting)
 
-    def receive(self, source: int, kind: Kind, tag: int = 0) -> Frame:
+    def receive(self, source: int, kind: FrameKind, tag: int = 0) -> Frame:
         """Wait for the next frame of a member."""
         own = self._join()
         with self._losing(source):
@@ -163,9 +163,9 @@ class Group:
             raise distributed.DistBackendError(text)
         self._calls[call.number] = call.text
         for source in self._peers:
-            stream = (self._identity, source, Kind.collective, 0)
+            stream = (self._identity, source, FrameKind.collective, 0)
             while (number := own.next_number(stream)) is not None and number < call.number:
-                self.compare(call, self.receive(source, Kind.collective))
+                self.compare(call, self.receive(source, FrameKind.collective))
         # What a slower rank announces for an older call is not compared any more.
         self._calls.pop(call.number - 1000, None)
 
@@ -260,7 +260,7 @@ class Call:
 
     def send(self, to: int, content: torch.Tensor | None = None, stage: int = 0) -> None:
         """Send a part to a rank; without content, announce the call."""
-        header = Header(Kind.collective, number=self.number, stage=stage, text=self.text)
+        header = Header(FrameKind.collective, number=self.number, stage=stage, text=self.text)
         self.group.send(to, header, content)
 
     def receive(self, source: int, like: torch.Tensor | None, stage: int = 0) -> torch.Tensor:
@@ -272,7 +272,7 @@ class Call:
             The rank calls something else, sends another size, or has ended.
         """
         while True:
-            frame = self.group.receive(source, Kind.collective)
+            frame = self.group.receive(source, FrameKind.collective)
             if not self.group.compare(self, frame):
                 continue
             if frame.header.stage == stage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,35 +10,16 @@ import torch
 from torch import distributed
 
 from kernelproxy.kernel.collectives import exchange
-from kernelproxy.kernel.collectives.frames import Header, Kind
-from kernelproxy.kernel.collectives.group import Call, Group, as_type
+from kernelproxy.kernel.collectives.frames import FrameKind, Header
+from kernelproxy.kernel.collectives.group import Call, as_type
+from kernelproxy.kernel.collectives.launch import install_coalescing, launch, note, submit, unbox
 from kernelproxy.kernel.collectives.tree import OPERATIONS, Reduction
-from kernelproxy.kernel.collectives.work import Promise, all_of
+from kernelproxy.kernel.collectives.work import Completion
 
 Tensor = torch.Tensor
 Tensors = Sequence[Tensor]
 
-_groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
-# Futures of the calls between the start and the end of a group's coalescing.
-_coalesced: dict[Any, list[torch.futures.Future[Any]]] = {}
-
-
-def announce(process_group: Any, store: Any) -> None:
-    """Let the other members of a new process group find this one."""
-    name, rank, size = process_group.group_name, process_group.rank(), process_group.size()
-    group = _groups[process_group] = Group(name, rank, size, store)
-    weakref.finalize(process_group, group.close)
-
-
 # ---------------------------------------------------------------- parts of the kernels
-
-
-def _unbox(boxed: Any) -> tuple[Any, Group]:
-    process_group = distributed.ProcessGroup.unbox(boxed)  # type: ignore[attr-defined]
-    group = _groups.get(process_group)
-    if group is None:
-        raise RuntimeError("The process group was not made by torch.distributed in this process.")
-    return process_group, group
 
 
 def _check(name: str, tensors: Tensors) -> torch.dtype:
@@ -90,45 +70,7 @@ def _write(tensor: Tensor, elements: Tensor) -> None:
 
 
 def _cut(elements: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    return list(elements.split(list(sizes)))
-
-
-def _launch(
-    boxed: Any, text: str, async_op: bool, result: list[Any], task: Callable[[Call], None]
-) -> Any:
-    """Execute a collective, or have it executed in the group's order; return its work."""
-    process_group, group = _unbox(boxed)
-    call, promise = group.begin(text), Promise()
-
-    def execute() -> None:
-        # Tensors made in inference mode can be written only there; others can be, too.
-        with torch.inference_mode(), call.taking_part():
-            task(call)
-
-    if async_op:
-        _submit(group.lane(), execute, promise, result)
-    else:
-        group.lane().run(execute)
-        promise.settle(result)
-    _note(process_group, promise)
-    return promise.work()
-
-
-def _submit(lane: Any, execute: Callable[[], None], promise: Promise, result: list[Any]) -> None:
-    def task() -> None:
-        try:
-            execute()
-        except Exception as error:
-            promise.settle(error)
-        else:
-            promise.settle(result)
-
-    lane.submit(task)
-
-
-def _note(process_group: Any, promise: Promise) -> None:
-    if (futures := _coalesced.get(process_group)) is not None:
-        futures.append(promise.future)
+    return list(torch.split_with_sizes(elements, list(sizes)))
 
 
 # ---------------------------------------------------------------- the operators
@@ -157,7 +99,7 @@ def allreduce_coalesced_(
             _write(tensor, elements)
 
     text = _text(f"all_reduce ({reduction.name})", dtype, sum(t.numel() for t in tensors))
-    return _launch(group, text, async_op, list(tensors), task)
+    return launch(group, text, async_op, list(tensors), task)
 
 
 def _joined(parts: Tensors) -> Tensor:
@@ -179,7 +121,7 @@ def broadcast_(
             _write(tensor, exchange.broadcast(call, _like(dtype, tensor.numel()), root))
 
     text = _text(f"broadcast from rank {root}", dtype, tensor.numel())
-    return list(tensors), _launch(group, text, async_op, list(tensors), task)
+    return list(tensors), launch(group, text, async_op, list(tensors), task)
 
 
 def allgather_(
@@ -199,7 +141,7 @@ def allgather_coalesced_(
     """Gather several tensors of all ranks; there is a list of outputs for each rank."""
     name = "all_gather"
     dtype = _check(name, [*inputs, *(tensor for each in outputs for tensor in each)])
-    _sized(name, "the number of tensors to receive", len(outputs), _unbox(group)[1].size)
+    _sized(name, "the number of tensors to receive", len(outputs), unbox(group)[1].size)
     for each in outputs:
         _sized(name, "the number of tensors of a rank", len(each), len(inputs))
     expected = [[tensor.numel() for tensor in each] for each in outputs]
@@ -215,7 +157,7 @@ def allgather_coalesced_(
 
     text = _text(name, dtype, sum(map(sum, expected)))
     result = [tensor for each in outputs for tensor in each]
-    return _launch(group, text, async_op, result, task)
+    return launch(group, text, async_op, result, task)
 
 
 def _like(dtype: torch.dtype, count: int) -> Tensor:
@@ -237,7 +179,7 @@ def allgather_into_tensor_coalesced_(
     name = "all_gather_into_tensor"
     dtype = _check(name, [*inputs, *outputs])
     _sized(name, "the number of outputs", len(outputs), len(inputs))
-    size = _unbox(group)[1].size
+    size = unbox(group)[1].size
     sizes = [tensor.numel() for tensor in inputs]
     for output, count in zip(outputs, sizes, strict=True):
         _sized(name, "the number of elements to receive", output.numel(), count * size)
@@ -250,7 +192,7 @@ def allgather_into_tensor_coalesced_(
             _write(output, torch.cat(part))
 
     text = _text(name, dtype, sum(sizes))
-    return _launch(group, text, async_op, list(outputs), task)
+    return launch(group, text, async_op, list(outputs), task)
 
 
 def reduce_(
@@ -268,7 +210,7 @@ def reduce_(
             _write(tensor, found)
 
     text = _text(f"reduce ({reduction.name}) to rank {root}", dtype, tensor.numel())
-    return _launch(group, text, async_op, list(tensors), task)
+    return launch(group, text, async_op, list(tensors), task)
 
 
 def reduce_scatter_(
@@ -279,7 +221,7 @@ def reduce_scatter_(
     name = "reduce_scatter"
     output: Tensor = _one(name, outputs)
     given: Tensors = _one(name, inputs)
-    group_size = _unbox(group)[1].size
+    group_size = unbox(group)[1].size
     _sized(name, "the number of tensors to reduce", len(given), group_size)
     work = _reduce_scatter(name, [output], [list(given)], group, op, async_op)
     return list(outputs), work
@@ -301,7 +243,7 @@ def reduce_scatter_tensor_coalesced_(
     name = "reduce_scatter_tensor"
     _check(name, [*inputs, *outputs])
     _sized(name, "the number of outputs", len(outputs), len(inputs))
-    size = _unbox(group)[1].size
+    size = unbox(group)[1].size
     for output, tensor in zip(outputs, inputs, strict=True):
         _sized(name, "the number of elements to reduce", tensor.numel(), output.numel() * size)
     return _reduce_scatter(name, outputs, [[tensor] for tensor in inputs], group, op, async_op)
@@ -313,7 +255,7 @@ def _reduce_scatter(
     """Reduce, for each output, what its inputs hold for each rank, one after the other."""
     dtype = _check(name, [*outputs, *(tensor for each in inputs for tensor in each)])
     reduction = _reduction(name, op, dtype)
-    size = _unbox(group)[1].size
+    size = unbox(group)[1].size
 
     def shares(each: Tensors) -> list[Tensor]:
         if len(each) == size > 1:
@@ -331,7 +273,7 @@ def _reduce_scatter(
 
     count = sum(tensor.numel() for each in inputs for tensor in each)
     text = _text(f"{name} ({reduction.name})", dtype, count)
-    return _launch(group, text, async_op, list(outputs), task)
+    return launch(group, text, async_op, list(outputs), task)
 
 
 def gather_(
@@ -341,7 +283,7 @@ def gather_(
     """Gather the tensors of all ranks on the root."""
     name = "gather"
     tensor: Tensor = _one(name, inputs)
-    own = _unbox(group)[1]
+    own = unbox(group)[1]
     into = list(_one(name, outputs)) if own.rank == root else []
     dtype = _check(name, [tensor, *into])
     if own.rank == root:
@@ -355,7 +297,7 @@ def gather_(
             _write(each, elements)
 
     text = _text(f"{name} to rank {root}", dtype)
-    return _launch(group, text, async_op, into, task)
+    return launch(group, text, async_op, into, task)
 
 
 def scatter_(
@@ -365,7 +307,7 @@ def scatter_(
     """Give each rank one of the root's tensors."""
     name = "scatter"
     output: Tensor = _one(name, outputs)
-    own = _unbox(group)[1]
+    own = unbox(group)[1]
     given = list(_one(name, inputs)) if own.rank == root else []
     dtype = _check(name, [output, *given])
     if own.rank == root:
@@ -376,7 +318,7 @@ def scatter_(
         _write(output, exchange.scatter(call, parts, _like(dtype, output.numel()), root))
 
     text = _text(f"{name} from rank {root}", dtype)
-    return list(outputs), _launch(group, text, async_op, list(outputs), task)
+    return list(outputs), launch(group, text, async_op, list(outputs), task)
 
 
 def alltoall_(
@@ -385,7 +327,7 @@ def alltoall_(
     """Give each rank one tensor, and receive one from each."""
     name = "all_to_all"
     dtype = _check(name, [*inputs, *outputs])
-    size = _unbox(group)[1].size
+    size = unbox(group)[1].size
     _sized(name, "the number of tensors to send", len(inputs), size)
     _sized(name, "the number of tensors to receive", len(outputs), size)
 
@@ -395,7 +337,7 @@ def alltoall_(
         for output, elements in zip(outputs, found, strict=True):
             _write(output, elements)
 
-    return list(outputs), _launch(group, _text(name, dtype), async_op, list(outputs), task)
+    return list(outputs), launch(group, _text(name, dtype), async_op, list(outputs), task)
 
 
 def alltoall_base_(
@@ -405,14 +347,14 @@ def alltoall_base_(
     """Give each rank some rows of a tensor, and receive rows from each."""
     name = "all_to_all_single"
     dtype = _check(name, [tensor, output])
-    size = _unbox(group)[1].size
+    size = unbox(group)[1].size
     taken, given = _rows(name, output, output_sizes, size), _rows(name, tensor, input_sizes, size)
 
     def task(call: Call) -> None:
         likes = [_like(dtype, count) for count in taken]
         _write(output, torch.cat(exchange.all_to_all(call, _cut(_read(tensor), given), likes)))
 
-    return _launch(group, _text(name, dtype), async_op, [output], task)
+    return launch(group, _text(name, dtype), async_op, [output], task)
 
 
 def _rows(name: str, tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int]:
@@ -431,26 +373,26 @@ def send(tensors: Tensors, group: Any, to: int, tag: int) -> Any:
     """Send a tensor to one rank."""
     tensor: Tensor = _one("send", tensors)
     dtype = _check("send", tensors)
-    process_group, own = _unbox(group)
-    header = Header(Kind.message, number=tag, text=_text("a tensor", dtype, tensor.numel()))
+    process_group, own = unbox(group)
+    header = Header(FrameKind.message, number=tag, text=_text("a tensor", dtype, tensor.numel()))
     with torch.inference_mode():
         own.send(to, header, _read(tensor))
-    promise = Promise()
-    promise.settle([tensor])
-    _note(process_group, promise)
-    return promise.work()
+    completion = Completion()
+    completion.settle([tensor])
+    note(process_group, completion)
+    return completion.work()
 
 
 def recv_(tensors: Tensors, group: Any, source: int, tag: int) -> Any:
     """Receive a tensor from one rank."""
     tensor: Tensor = _one("recv", tensors)
     dtype = _check("recv", tensors)
-    process_group, own = _unbox(group)
-    text, promise = _text("a tensor", dtype, tensor.numel()), Promise()
+    process_group, own = unbox(group)
+    text, completion = _text("a tensor", dtype, tensor.numel()), Completion()
 
     def execute() -> None:
         with torch.inference_mode():
-            frame = own.receive(source, Kind.message, tag)
+            frame = own.receive(source, FrameKind.message, tag)
             if frame.header.text != text:
                 raise distributed.DistBackendError(
                     f"{own!r}: rank {source} sends {frame.header.text}, and rank {own.rank} "
@@ -458,9 +400,9 @@ def recv_(tensors: Tensors, group: Any, source: int, tag: int) -> Any:
                 )
             _write(tensor, as_type(frame.content, _like(dtype, 0)))
 
-    _submit(own.lane((source, tag)), execute, promise, [tensor])
-    _note(process_group, promise)
-    return promise.work()
+    submit(own.lane((source, tag)), execute, completion, [tensor])
+    note(process_group, completion)
+    return completion.work()
 
 
 def barrier(
@@ -472,7 +414,7 @@ def barrier(
         torch.cuda.synchronize()
         exchange.barrier(call)
 
-    return _launch(group, "barrier", async_op, [], task)
+    return launch(group, "barrier", async_op, [], task)
 
 
 _KERNELS: tuple[Callable[..., Any], ...] = (
@@ -497,30 +439,14 @@ _KERNELS: tuple[Callable[..., Any], ...] = (
 )
 
 
-def install() -> torch.library.Library:
+def install() -> Any:
     """Register the kernels; return the library, which keeps them registered."""
-    library = torch.library.Library("c10d", "IMPL")
+    make: Any = torch.library.Library
+    library = make("c10d", "IMPL")
     with warnings.catch_warnings():
         # They replace torch's kernels, which need NCCL; torch warns about the first.
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
         for kernel in _KERNELS:
             library.impl(kernel.__name__, kernel, "CUDA")
-    _install_coalescing()
+    install_coalescing()
     return library
-
-
-def _install_coalescing() -> None:
-    """Let the end of a coalescing return a work of all calls in it; the carrier's is complete."""
-    holder: Any = distributed.ProcessGroup
-    start, end = holder._start_coalescing, holder._end_coalescing
-
-    def start_coalescing(self: Any, device: torch.device) -> None:
-        if device.type != "cuda":
-            start(self, device)
-        else:
-            _coalesced[self] = []
-
-    def end_coalescing(self: Any, device: torch.device) -> Any:
-        return all_of(_coalesced.pop(self)) if device.type == "cuda" else end(self, device)
-
-    holder._start_coalescing, holder._end_coalescing = start_coalescing, end_coalescing

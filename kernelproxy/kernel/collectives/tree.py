@@ -49,7 +49,7 @@ _ARITHMETIC = (
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a collective computes of the contributions of all ranks.
+    """A reduction of the contributions of all ranks.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def split(count: int) -> int:
 
 
 def _rounded(combine: Combine) -> Combine:
-    """Combine numbers for which the CPU has no arithmetic; each result is rounded to their dtype."""
+    """Combine numbers that the CPU cannot add; each result is rounded to their dtype."""
 
     def rounded(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return left.copy_(combine(left.float(), right.float()).to(left.dtype))

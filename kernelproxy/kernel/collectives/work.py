@@ -1,4 +1,4 @@
-"""What a collective returns: a ``Work``, and the future in it.
+"""The result of a collective: a ``Work``, and the future in it.
 
 ``Work.wait()`` in C++ neither raises the error of a future nor can be interrupted; the one that is
 put in its place in Python does both.
@@ -25,7 +25,7 @@ _wrap: Callable[[torch.futures.Future[Any]], Any] = getattr(
 unreported: list[Exception] = []
 
 
-class Promise:
+class Completion:
     """A future of tensors of the device, and how it is fulfilled."""
 
     def __init__(self) -> None:
@@ -62,7 +62,8 @@ def all_of(futures: list[torch.futures.Future[Any]]) -> Any:
 def install() -> None:
     """Let ``Work.wait()`` raise errors and be interrupted, if the work is one of these."""
     original = distributed.Work.wait
-    unknown = int(torch._C._distributed_c10d.OpType.UNKNOWN)
+    bindings: Any = torch._C._distributed_c10d
+    unknown = int(bindings.OpType.UNKNOWN)
 
     @functools.wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -33,8 +33,7 @@ void refuse_collectives() {
   static auto* sparse = new torch::Library(torch::Library::IMPL, "c10d",
                                            c10::DispatchKey::SparseCUDA, __FILE__, __LINE__);
   dense->impl("recv_any_source_", torch::CppFunction::makeFromBoxedFunction<&refuse_any_source>());
-  sparse->impl("allreduce_",
-               torch::CppFunction::makeFromBoxedFunction<&refuse_sparse_reduction>());
+  sparse->impl("allreduce_", torch::CppFunction::makeFromBoxedFunction<&refuse_sparse_reduction>());
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// DistributedDataParallel's reducer asks for its device's timer; that for CUDA exists only in builds
-// with CUDA, where it records events of the driver.
+// DistributedDataParallel's reducer asks for its device's timer; that for CUDA exists only in
+// builds with CUDA, where it records events of the driver.
 #include <optional>
 
 #include <c10/core/Device.h>

@@ -1,10 +1,11 @@
-"""What ranks contribute, which each of them can compute for all, and what is expected of it."""
+"""Contributions of ranks, which each rank can compute for all, and the results to expect."""
 
 from __future__ import annotations
 
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import distributed
@@ -15,8 +16,8 @@ DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 # Reductions are not defined for all of these.
 MOVED = (*DTYPES, torch.complex64, torch.float8_e4m3fn, torch.uint16)
 
-Op = distributed.ReduceOp.RedOpType
-_FUNCTIONS: dict[Op, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+Op: Any = distributed.ReduceOp
+_FUNCTIONS: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     Op.SUM: operator.add,
     Op.AVG: operator.add,
     Op.PRODUCT: operator.mul,
@@ -28,7 +29,7 @@ _FUNCTIONS: dict[Op, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def ops(dtype: torch.dtype) -> list[Op]:
+def ops(dtype: torch.dtype) -> list[Any]:
     """Return the reductions that are defined for a dtype."""
     found = [Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX]
     if dtype is not torch.bool:
@@ -49,7 +50,7 @@ def _seed(seed: object, rank: int) -> int:
     return functools.reduce(lambda found, each: found * 31 + ord(each), f"{seed}/{rank}", 7) % 2**31
 
 
-def reduced(parts: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
+def reduced(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
     """Return the reduction of all contributions, in double precision if they are not integers."""
     dtype = parts[0].dtype
     wide = [part.double() if dtype.is_floating_point else part for part in parts]
@@ -61,7 +62,7 @@ def reduced(parts: Sequence[torch.Tensor], op: Op) -> torch.Tensor:
 
 
 def agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return whether a result on the device is what is expected: exactly, if it is no rounded sum."""
+    """Return whether a result on the device is as expected: exactly, or to rounding."""
     host = found.cpu()
     if host.shape != expected.shape or host.dtype != expected.dtype:
         return False

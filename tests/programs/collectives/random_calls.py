@@ -1,7 +1,7 @@
 """Call collectives at random, in random groups, and compare all results with what is expected.
 
-``random_calls.py FIRST COUNT``: seeds. Each rank makes the same choices; only members of a group take
-part in its calls.
+``random_calls.py FIRST COUNT``: seeds. Each rank makes the same choices; only members of a group
+take part in its calls.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Program:
                 continue
             self._what = f"seed {self._seed}, call {number}: {kind} {dtype} {op} {count} {members}"
             self._key, self._dtype, self._count = (self._seed, number), dtype, count
-            self._members, self._root, self._op = members, root, op
+            self._members, self._root = members, root
+            self._op: Any = op
             options = {"group": group, "async_op": async_op}
             work, check = getattr(self, kind)(options)
             self._pending.append((work if async_op else None, self._named(check)))
@@ -121,9 +122,7 @@ class Program:
 
     def call_all_gather(self, options: dict[str, Any]) -> tuple[Any, Check]:
         sizes = [self._count + rank for rank in self._members]
-        given = [
-            self._given(rank, count=n) for rank, n in zip(self._members, sizes, strict=True)
-        ]
+        given = [self._given(rank, count=n) for rank, n in zip(self._members, sizes, strict=True)]
         found = [self._empty(size) for size in sizes]
         x = given[self._members.index(self.me)].cuda()
         return distributed.all_gather(found, x, **options), lambda: expect(found, given)

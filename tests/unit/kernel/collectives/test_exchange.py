@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernelproxy.kernel.collectives import endpoint, exchange
-from kernelproxy.kernel.collectives.frames import Header, Kind
+from kernelproxy.kernel.collectives.frames import FrameKind, Header
 from kernelproxy.kernel.collectives.group import Group
 from kernelproxy.kernel.collectives.tree import Reduction
 from tests.doubles.rank_threads import RankThreads, call
@@ -161,19 +161,19 @@ def test_end_of_a_rank_is_an_error_of_those_that_wait(three: RankThreads) -> Non
     assert first == third == "process group 'test': the process of rank 1 has ended"
 
 
-def test_what_a_rank_sent_before_it_ended_arrives(three: RankThreads) -> None:
+def test_frames_of_a_rank_that_has_ended_arrive(three: RankThreads) -> None:
     ended = threading.Event()
 
     def program(group: Group) -> int:
         if group.rank == 0:
-            header = Header(Kind.message, number=5, text="numbers")
+            header = Header(FrameKind.message, number=5, text="numbers")
             group.send(1, header, torch.arange(LARGE))
             three.end(0)
             ended.set()
             return 0
         if group.rank == 1:
             assert ended.wait(60)
-            frame = group.receive(0, Kind.message, 5)
+            frame = group.receive(0, FrameKind.message, 5)
             return int(frame.content.view(torch.int64).sum())
         return 0
 
@@ -190,10 +190,10 @@ def test_ranks_that_send_to_each_other_do_not_block(
         others = [rank for rank in range(3) if rank != group.rank]
         for tag in (1, 2):
             for other in others:
-                group.send(other, Header(Kind.message, number=tag, text="x"), data)
+                group.send(other, Header(FrameKind.message, number=tag, text="x"), data)
         for tag in (2, 1):
             for other in others:
-                frame = group.receive(other, Kind.message, tag)
+                frame = group.receive(other, FrameKind.message, tag)
                 assert torch.equal(frame.content.view(torch.int64), data)
 
     three.all(program)
@@ -208,13 +208,13 @@ def test_sender_waits_for_a_rank_that_computes(monkeypatch: pytest.MonkeyPatch) 
     def program(group: Group) -> None:
         if group.rank == 0:
             for number in range(8):
-                group.send(1, Header(Kind.message, number=1, text="x"), data)
+                group.send(1, Header(FrameKind.message, number=1, text="x"), data)
                 sent.append(number)
             return
         wait_until(lambda: two.endpoints[1]._paused)
         assert len(sent) < 8
         for _ in range(8):
-            group.receive(0, Kind.message, 1)
+            group.receive(0, FrameKind.message, 1)
 
     try:
         two.all(program)
@@ -228,7 +228,7 @@ def test_strangers_are_not_heard() -> None:
     try:
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(f"\0jupyter-sing-rank-{place['token']}")
-            stranger.send(Header(Kind.hello, text="0" * 64).encode())
+            stranger.send(Header(FrameKind.hello, text="0" * 64).encode())
             assert stranger.recv(1) == b""  # the connection has been closed
         two.all(lambda group: call(group, "barrier", exchange.barrier))
     finally:

@@ -20,9 +20,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def numbers(seed: int, ranks: int, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [
-        (torch.randn(count, generator=generator) * 10).to(dtype) for _ in range(ranks)
-    ]
+    return [(torch.randn(count, generator=generator) * 10).to(dtype) for _ in range(ranks)]
 
 
 def copies(parts: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "programs" / "collectives"
 
 
-class Job:
+class RankProcesses:
     """A running job.
 
     Parameters
@@ -55,7 +55,7 @@ class Job:
 @contextlib.contextmanager
 def job(
     ranks: int, program: str, *arguments: str, directory: Path, device: str = ""
-) -> Iterator[Job]:
+) -> Iterator[RankProcesses]:
     """Start a job, perhaps with all its ranks on one device; end what is left of it."""
     environment = {
         **os.environ,
@@ -84,7 +84,7 @@ def job(
             )
             started.append(stack.enter_context(process))
             stack.callback(signal_rank, process, signal.SIGKILL)
-        yield Job(started, errors)
+        yield RankProcesses(started, errors)
 
 
 def signal_rank(rank: subprocess.Popen[str], number: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.jobs import Job, job, kill_workers, signal_rank
+from tests.e2e.ranks import RankProcesses, job, kill_workers, signal_rank
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -53,7 +53,7 @@ def test_more_random_programs(part: int, monkeypatch: pytest.MonkeyPatch, tmp_pa
     random_programs(1000 + 100 * part, 100, monkeypatch, tmp_path)
 
 
-def weights(running: Job) -> set[str]:
+def weights(running: RankProcesses) -> set[str]:
     """Return the hashes of the ranks' weights."""
     found = {output[-1] for output in running.outputs()}
     assert all(line.startswith("weights ") for line in found), found

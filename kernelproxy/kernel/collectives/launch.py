@@ -1,0 +1,89 @@
+"""Process groups by their objects, and the execution of their calls."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+
+from kernelproxy.kernel.collectives.group import Call, Group
+from kernelproxy.kernel.collectives.work import Completion, all_of
+
+_groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
+# Futures of the calls between the start and the end of a group's coalescing.
+_coalesced: dict[Any, list[torch.futures.Future[Any]]] = {}
+
+
+def announce(process_group: Any, store: Any) -> None:
+    """Let the other members of a new process group find this one."""
+    name, rank, size = process_group.group_name, process_group.rank(), process_group.size()
+    group = _groups[process_group] = Group(name, rank, size, store)
+    weakref.finalize(process_group, group.close)
+
+
+def unbox(boxed: Any) -> tuple[Any, Group]:
+    process_group = distributed.ProcessGroup.unbox(boxed)
+    group = _groups.get(process_group)
+    if group is None:
+        raise RuntimeError("The process group was not made by torch.distributed in this process.")
+    return process_group, group
+
+
+def launch(
+    boxed: Any, text: str, async_op: bool, result: list[Any], task: Callable[[Call], None]
+) -> Any:
+    """Execute a collective, or have it executed in the group's order; return its work."""
+    process_group, group = unbox(boxed)
+    call, completion = group.begin(text), Completion()
+
+    def execute() -> None:
+        # Tensors made in inference mode can be written only there; others can be, too.
+        with torch.inference_mode(), call.taking_part():
+            task(call)
+
+    if async_op:
+        submit(group.lane(), execute, completion, result)
+    else:
+        group.lane().run(execute)
+        completion.settle(result)
+    note(process_group, completion)
+    return completion.work()
+
+
+def submit(
+    lane: Any, execute: Callable[[], None], completion: Completion, result: list[Any]
+) -> None:
+    def task() -> None:
+        try:
+            execute()
+        except Exception as error:
+            completion.settle(error)
+        else:
+            completion.settle(result)
+
+    lane.submit(task)
+
+
+def note(process_group: Any, completion: Completion) -> None:
+    if (futures := _coalesced.get(process_group)) is not None:
+        futures.append(completion.future)
+
+
+def install_coalescing() -> None:
+    """Let the end of a coalescing return a work of all calls in it; the carrier's is complete."""
+    holder: Any = distributed.ProcessGroup
+    start, end = holder._start_coalescing, holder._end_coalescing
+
+    def start_coalescing(self: Any, device: torch.device) -> None:
+        if device.type != "cuda":
+            start(self, device)
+        else:
+            _coalesced[self] = []
+
+    def end_coalescing(self: Any, device: torch.device) -> Any:
+        return all_of(_coalesced.pop(self)) if device.type == "cuda" else end(self, device)
+
+    holder._start_coalescing, holder._end_coalescing = start_coalescing, end_coalescing
