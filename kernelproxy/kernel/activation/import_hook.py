@@ -29,7 +29,12 @@ from kernelproxy.kernel.activation.state import (
     explain,
     joined,
 )
-from kernelproxy.kernel.torch_cuda import patches, python_kernels, torch_c_names
+from kernelproxy.kernel.torch_cuda import (
+    dtensor_random,
+    patches,
+    python_kernels,
+    torch_c_names,
+)
 from kernelproxy.native import build
 
 #: First version of torch that lets us guard the addresses of tensors.
@@ -67,6 +72,7 @@ class TorchFinder(MetaPathFinder):
             self._join(spec)
             if self._state.client is not None:
                 _install(lambda: python_kernels.install(watch))
+                _install(lambda: dtensor_random.install(watch))
                 if children_have_sessions():
                     _install(lambda: launchers.install(watch))
                 _install(lambda: job_report.install(watch))

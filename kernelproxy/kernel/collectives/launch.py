@@ -37,7 +37,7 @@ def launch(
 ) -> Any:
     """Execute a collective, or have it executed in the group's order; return its work."""
     process_group, group = unbox(boxed)
-    call, completion = group.begin(text), Completion()
+    call, completion = group.begin(text), Completion(result)
 
     def execute() -> None:
         # Tensors made in inference mode can be written only there; others can be, too.

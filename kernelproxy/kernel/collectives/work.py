@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,10 +26,17 @@ unreported: list[Exception] = []
 
 
 class Completion:
-    """A future of tensors of the device, and how it is fulfilled."""
+    """A future of tensors of the device, and how it is fulfilled.
 
-    def __init__(self) -> None:
-        self._trigger: torch.futures.Future[Any] = torch.futures.Future(devices=["cuda:0"])
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        The tensors, or others with the same labels of the device.
+    """
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        devices = sorted({str(tensor.device) for tensor in tensors}) or ["cuda:0"]
+        self._trigger: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
         self._outcome: list[Any] | Exception = []
         self.future: torch.futures.Future[Any] = self._trigger.then(self._conclude)
 
