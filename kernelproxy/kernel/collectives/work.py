@@ -35,8 +35,8 @@ class Completion:
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
-        devices = sorted({str(tensor.device) for tensor in tensors}) or ["cuda:0"]
-        self._trigger: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
+        devices = {str(tensor.device) for tensor in tensors} or {"cuda:0"}
+        self._trigger: torch.futures.Future[Any] = torch.futures.Future(devices=[*devices])
         self._outcome: list[Any] | Exception = []
         self.future: torch.futures.Future[Any] = self._trigger.then(self._conclude)
 
