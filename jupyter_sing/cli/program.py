@@ -24,10 +24,15 @@ from kernelproxy.common.protocol import (
 )
 from kernelproxy.common.readable import escaped
 from kernelproxy.kernel import gpu_access
+from kernelproxy.kernel.activation import RANKS_VARIABLE
 from kernelproxy.kernel.activation.child_session import DEVICE_VARIABLE, NAME_VARIABLE
+from kernelproxy.kernel.activation.state import CHILDREN_VARIABLE
 from kernelproxy.kernel.files import tracker
 from kernelproxy.native import build as native
 from kernelproxy.native import tools
+
+#: Set by users, not by us for a process with a session.
+_USERS_VARIABLES = (RANKS_VARIABLE, CHILDREN_VARIABLE)
 
 
 def add_verb(add: AddVerb) -> None:
@@ -135,7 +140,11 @@ def _environment(python: str, direct_gpu: bool) -> dict[str, str]:
     env = dict(os.environ)
     tracker.leave(env)
     gpu_access.restore(env)
-    env = {name: value for name, value in env.items() if not name.startswith("SING_")}
+    env = {
+        name: value
+        for name, value in env.items()
+        if not name.startswith("SING_") or name in _USERS_VARIABLES
+    }
     if direct_gpu:
         return {**env, gpu_access.DIRECT_VARIABLE: "1"}
     with contextlib.suppress(NativeError):  # the GPU is only hidden then
