@@ -1,0 +1,158 @@
+"""The weights of a job are the same bits, wherever its ranks run, and whatever happens to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import MigrateRequest, Resume, SessionReply, Suspend
+from tests.e2e.kernels import sessions
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = ROOT / "tests" / "programs" / "jobs" / "ranks.py"
+RANKS = 4
+STEPS = 12
+MODELS = ["resnet", pytest.param("mlp", marks=pytest.mark.exhaustive),
+          pytest.param("gpt2", marks=pytest.mark.exhaustive), "fsdp2"]  # fmt: skip
+
+#: Called after each step of rank 0.
+Trouble = Callable[[int], object]
+
+
+@contextlib.contextmanager
+def training(model: str, steps: int, seed: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "jupyter_sing.cli", "run", "--nproc-per-node", str(RANKS)]
+    process = subprocess.Popen(
+        [*command, str(PROGRAM), model, str(steps), str(seed)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def weights(
+    model: str, devices: int, monkeypatch: pytest.MonkeyPatch, trouble: Trouble | None = None,
+    *, steps: int = STEPS, seed: int = 1,
+) -> str:  # fmt: skip
+    """Train with a daemon that has so many devices; return the hash of the ranks' weights."""
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", ",".join(["cpu:1GiB@1"] * devices))
+    found = []
+    with training(model, steps, seed) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("rank 0 step ") and trouble is not None:
+                trouble(int(line.split()[-1]))
+            elif "weights" in line:
+                found.append(line.split()[-1])
+        errors = process.communicate()[1]
+        assert process.returncode == 0, errors[-3000:]
+    assert len(found) == RANKS, errors[-3000:]
+    assert len(set(found)) == 1, found
+    return str(found[0])
+
+
+@pytest.fixture(autouse=True)
+def _own_daemon(runtime_dir: Path) -> None:
+    """Give each test a daemon of its own."""
+
+
+@contextlib.contextmanager
+def stopped() -> Iterator[None]:
+    """Stop the daemon: the next one has other devices."""
+    yield
+    with contextlib.suppress(ControlError), agent_client.connect(start=False) as connection:
+        from kernelproxy.common.protocol import Stop
+
+        connection.call(Stop(), timeout=60)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_number_of_devices_does_not_show_in_the_weights(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    for devices in (1, 2, 4):
+        with stopped():
+            found[devices] = weights(model, devices, monkeypatch)
+    assert len(set(found.values())) == 1, found
+
+
+class Moves:
+    """Moves, suspends and resumes random ranks after every few steps."""
+
+    def __init__(self, seed: int, devices: int, every: int = 3) -> None:
+        self._chance, self._devices, self._every = random.Random(seed), devices, every
+        self.count = 0
+
+    def __call__(self, step: int) -> None:
+        if step % self._every:
+            return
+        for session in sessions():
+            device = f"cpu:{self._chance.randrange(self._devices)}"
+            with agent_client.connect(start=False) as connection:
+                connection.expect(SessionReply, MigrateRequest(session["id"], device), 60)
+            self.count += 1
+        chosen = self._chance.choice(sessions())["id"]
+        with agent_client.connect(start=False) as connection:
+            connection.expect(SessionReply, Suspend(chosen), 60)
+            connection.expect(SessionReply, Resume(chosen), 60)
+
+
+class Kills:
+    """Kills random workers of the job."""
+
+    def __init__(self, seed: int, every: int = 2) -> None:
+        self._chance, self._every = random.Random(seed), every
+        self.count = 0
+
+    def __call__(self, step: int) -> None:
+        if step % self._every:
+            return
+        alive = [each["worker_pid"] for each in sessions() if each["worker_pid"]]
+        for pid in self._chance.sample(alive, min(2, len(alive))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self.count += 1
+
+
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (2, 3, 4, 5))]
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_moves_of_ranks_do_not_show_in_the_weights(
+    model: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stopped():
+        expected = weights(model, 4, monkeypatch, seed=seed)
+    moves = Moves(seed, 2)
+    assert weights(model, 2, monkeypatch, moves, seed=seed) == expected
+    assert moves.count >= RANKS
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_deaths_of_workers_do_not_show_in_the_weights(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stopped():
+        expected = weights(model, 4, monkeypatch)
+    kills = Kills(1)
+    assert weights(model, 2, monkeypatch, kills) == expected
+    assert kills.count >= RANKS
