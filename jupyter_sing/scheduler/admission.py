@@ -61,10 +61,10 @@ class TierAdmission:
 
     def _count(self, session: EngineSession, times: int) -> None:
         """Add what a session is expected to keep busy, or, with -1, subtract it."""
-        self._tiers[session.terms.tier] += times * session.gpus * self._settings.duty
+        self._tiers[session.terms.tier] += times * session.shape * self._settings.duty
 
     def _found(self, session: EngineSession) -> Admission:
         healthy = sum(device.healthy for device in self._leases.table.devices.values())
         return admit(
-            session.terms.tier, session.gpus, self._tiers, healthy, healthy, self._settings.targets
+            session.terms.tier, session.shape, self._tiers, healthy, healthy, self._settings.targets
         )

@@ -39,6 +39,9 @@ class Preempt:
 
     If the memory nadir of a step comes within `at_nadir_within` seconds, close it there: less has
     to be moved then.
+
+    A gang that only changes its number of devices is stopped for that, too: `resize` is the number
+    on which it is granted at once after `Released`, as far as they are still free; 0: it waits.
     """
 
     kind: ClassVar[str] = "preempt"
@@ -46,6 +49,7 @@ class Preempt:
     token: int
     reason: str
     at_nadir_within: float = 0.0
+    resize: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from jupyter_sing.scheduler.events import Event
 from jupyter_sing.scheduler.explain.explain import ExplainedWait, Explainer
 from jupyter_sing.scheduler.fairness.fair_queue import ServiceLedger
 from jupyter_sing.scheduler.fairness.tier_targets import Admission
+from jupyter_sing.scheduler.gangs.job_text import size_text
 from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.no_guarantees import NoGuarantees
 from jupyter_sing.scheduler.queue.cell_lifecycle import CellLifecycle
@@ -25,7 +26,7 @@ from jupyter_sing.scheduler.queue.packing import Packing
 from jupyter_sing.scheduler.queue.timers import Timers
 from jupyter_sing.scheduler.session_registry import SessionRegistry
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings
-from jupyter_sing.scheduler.state import EngineSession, Phase
+from jupyter_sing.scheduler.state import HOLDING, EngineSession, Phase
 from jupyter_sing.scheduler.statistics import Statistics
 
 ANNOUNCED = (events.CellSubmitted, events.Released, events.WorkerDied, events.GrantRefused)
@@ -121,6 +122,7 @@ class Engine:
             events.Released: self._cells.released,
             events.Evicted: self._cells.evicted,
             events.Moved: self._cells.moved,
+            events.Located: self._cells.located,
             events.GrantRefused: self._cells.refused,
             events.Stayed: self._cells.stayed,
             events.WorkerDied: self._cells.worker_died,
@@ -160,6 +162,18 @@ class Engine:
     def explain(self, session: SessionId, now: float) -> ExplainedWait | None:
         """Return the outlook of one session; None if it does not wait."""
         return self.outlooks(now).get(session)
+
+    def job_text(self, session: SessionId) -> str | None:
+        """Return on how many devices a gang runs, and why, as a clause; None if it does not."""
+        known = self._sessions.get(session)
+        if known is None or known.gang is None or known.phase not in HOLDING:
+            return None
+        return size_text(known.gang, known.gpus, self._settings.grow_after)
+
+    def new_token(self) -> int:
+        """Return a token that is higher than any before, for a rank of a gang that has a lease."""
+        self._leases.issued.token += 1
+        return self._leases.issued.token
 
     def tags(self, session: str, now: float) -> tuple[float, ...]:
         """Return the tags of a session's virtual cluster, of its user, and of the session itself.

@@ -25,8 +25,10 @@ class SessionAdded:
         Its share among the sessions of its user; usually 1.
     gpus
         Devices that it needs at once.
+        Of a gang, the most that it can use.
     memory
-        Bytes that it holds per device, as far as is known; `Measured` corrects it.
+        Bytes that it holds per device, of a gang per rank, as far as is known; `Measured` corrects
+        it.
     pinned
         Its memory is never evicted or moved.
     may_pack
@@ -39,6 +41,13 @@ class SessionAdded:
     bound
         The one device that its user has chosen. It is granted only there, and never moved by the
         engine; a `Moved` without a `MigrateMemory` binds it to another one.
+    gpus_min
+        It is a gang, the ranks of a job: it executes on any number of devices of one node from this
+        one to `gpus`, which changes while it executes, and ranks share a device if there are fewer
+        devices than ranks. A gang is neither pinned nor bound, and shares no device with others.
+        None: it needs exactly `gpus` devices.
+    ranks
+        Ranks of a gang, at least `gpus`. 0: as many as `gpus`.
     """
 
     at: float
@@ -55,6 +64,8 @@ class SessionAdded:
     may_preempt: bool = True
     bound: DeviceId | None = None
     resident: bool = True
+    gpus_min: int | None = None
+    ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +154,19 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Located:
+    """The bytes of a gang on each device are these, and on all other devices there are none.
+
+    Sent when that changes other than by a grant: ranks come and go one by one. On the devices of
+    its lease, room for all of its ranks is counted until the lease is over.
+    """
+
+    at: float
+    session: SessionId
+    places: tuple[tuple[DeviceId, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GrantRefused:
     """A `Grant` failed: its lease is over, and the memory of the session is where it was before.
 
@@ -196,7 +220,7 @@ class Measured:
     Attributes
     ----------
     memory
-        Bytes that it holds per device.
+        Bytes that it holds per device, of a gang per rank.
     seconds_used
         Seconds that it really executed since the last `Measured`.
     step_seconds
@@ -253,6 +277,7 @@ Event: TypeAlias = (
     | Released
     | Evicted
     | Moved
+    | Located
     | GrantRefused
     | Stayed
     | WorkerDied

@@ -55,12 +55,14 @@ class SessionRegistry:
         session.account.tally = self._admission.tally
         self._sessions[event.session] = session
         shapes = self._dispatcher.placement.gangs.shapes
-        shapes[session.gpus] = shapes.get(session.gpus, 0) + 1
+        shapes[session.shape] = shapes.get(session.shape, 0) + 1
         self._pin(session, event.pinned, event.device)
         self._admission.admit(session, event.at)
         known = self.history.pop(event.session, None)
         if known is not None:
             known.apply(session, event.at)
+        if session.gang is not None:
+            return
         if event.bound is not None and event.gpus == 1:
             session.residency.bound = self._leases.table.devices[event.bound]
         if event.device is not None and event.resident and event.gpus == 1 and event.memory:
@@ -90,8 +92,8 @@ class SessionRegistry:
         if session.terms.pinned and not pinned:
             for home in session.residency.homes:
                 self._leases.table.refusals.relent(home)
-        session.terms.pinned = pinned
-        if not pinned or session.gpus > 1:
+        session.terms.pinned = pinned and session.gang is None
+        if not pinned or session.gang is not None or session.gpus > 1:
             session.residency.pinned_on = None
         elif session.residency.pinned_on is None:
             here = [*session.lease.devices, *session.residency.homes][:1]
@@ -109,7 +111,7 @@ class SessionRegistry:
         self._leases.table.forget(session, event.at)
         self._leases.table.refusals.forget(session)
         self._packing.forget(session)
-        self._dispatcher.placement.gangs.shapes[session.gpus] -= 1
+        self._dispatcher.placement.gangs.shapes[session.shape] -= 1
         self._admission.withdraw(session)
         self._admission.retry(event.at)
         session.timers += 1

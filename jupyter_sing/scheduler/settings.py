@@ -98,6 +98,9 @@ class EngineSettings:
         have changed.
     nadir_wait
         Seconds that a preemption may wait for the memory nadir of a step.
+    grow_after
+        Seconds that a device has to be idle, and no session that could use it waits, before a gang
+        grows onto it; 0: at once.
     """
 
     quanta: tuple[float, ...] = (2.0, 10.0, 60.0, 300.0)
@@ -120,3 +123,4 @@ class EngineSettings:
     packing: bool = True
     compare_after: float = 10.0
     nadir_wait: float = 1.0
+    grow_after: float = 30.0

@@ -13,6 +13,7 @@ from jupyter_sing.scheduler.fairness.fair_queue import Flow
 from jupyter_sing.scheduler.fairness.mlfq import Gaps, SwapBudget
 from jupyter_sing.scheduler.fairness.quotas import Quota
 from jupyter_sing.scheduler.fairness.tier_targets import Account, Admission
+from jupyter_sing.scheduler.gangs.ranks import per_device, sizes
 from jupyter_sing.scheduler.settings import DeviceSpec, Tier
 
 
@@ -176,6 +177,48 @@ class SessionUsage:
     utilisation: float = 1.0
 
 
+@dataclass(slots=True)
+class Gang:
+    """Properties that only a session has that is the ranks of a job.
+
+    Attributes
+    ----------
+    rank_memory
+        Bytes of one rank.
+    least, most
+        Devices on which it may execute. Between them, only the `sizes` are used.
+    resize, given
+        It stops only to continue on this many devices, and not on those that it has `given` to
+        others; 0: it does not.
+    places
+        Where its memory is, as reported since its present lease was granted; None: as granted.
+    cause, shrunk
+        Why it has fewer devices than it could use, as a clause, and whether it had more before.
+    """
+
+    ranks: int
+    least: int
+    most: int
+    rank_memory: int
+    resize: int = 0
+    given: tuple[EngineDevice, ...] = ()
+    places: dict[EngineDevice, int] | None = None
+    cause: str = ""
+    shrunk: bool = False
+
+    def memory_at(self, devices: int) -> int:
+        """Return the bytes on the fullest of this many devices."""
+        return self.rank_memory * per_device(self.ranks, devices)
+
+    def sizes(self, memory: float) -> tuple[int, ...]:
+        """Return the numbers of devices on which it fits, if each has this much memory.
+
+        If it fits nowhere, this is the largest number.
+        """
+        all_sizes = sizes(self.ranks, self.least, self.most)
+        return tuple(s for s in all_sizes if self.memory_at(s) <= memory) or all_sizes[-1:]
+
+
 class EngineSession:
     """One session.
 
@@ -183,6 +226,12 @@ class EngineSession:
     ----------
     number
         Its order of arrival, which breaks all ties.
+    gpus
+        Devices that it needs at once. Of a gang: that it has, or the fewest while it waits.
+    memory
+        Bytes that it has on each of them; of a gang, on the fullest.
+    gang
+        None if it is no gang.
     attained
         Device seconds of the present cell until `SessionLease.run_since`.
     quotas
@@ -195,6 +244,7 @@ class EngineSession:
         "account",
         "attained",
         "flow",
+        "gang",
         "gaps",
         "gpus",
         "id",
@@ -218,6 +268,11 @@ class EngineSession:
         self.vc = event.vc
         self.gpus = event.gpus
         self.memory = event.memory
+        self.gang: Gang | None = None
+        if event.gpus_min is not None:
+            ranks = max(event.ranks, event.gpus)
+            self.gang = Gang(ranks, event.gpus_min, event.gpus, event.memory)
+            self.size_to(event.gpus_min)
         self.flow = flow
         self.account = Account(event.at)
         self.gaps = Gaps(event.at)
@@ -241,6 +296,16 @@ class EngineSession:
     def only(self) -> EngineDevice | None:
         """Device to which its execution is restricted; None: it may execute on any."""
         return self.residency.pinned_on or self.residency.bound
+
+    @property
+    def shape(self) -> int:
+        """Devices without which it cannot execute at all."""
+        return self.gpus if self.gang is None else self.gang.least
+
+    def size_to(self, devices: int) -> None:
+        """Set the number of devices of a gang, which must not hold any; no effect on others."""
+        if self.gang is not None:
+            self.gpus, self.memory = devices, self.gang.memory_at(devices)
 
     def attained_at(self, now: float) -> float:
         """Device seconds that the present cell has had until then."""
@@ -303,10 +368,14 @@ class EngineDevice:
         return self.constant_seconds + size / self.bytes_per_second if size else 0.0
 
     def switch(self, session: EngineSession) -> float:
-        """Seconds until the session could execute here, not counting room that has to be made."""
-        if session in self.residents:
+        """Seconds until the session could execute here, not counting room that has to be made.
+
+        Of a gang, some ranks may be here and others not.
+        """
+        here = self.residents.get(session)
+        if here is not None and (session.gang is None or here >= session.memory):
             return 0.0
-        return self.constant_seconds + session.memory / self.bytes_per_second
+        return self.constant_seconds + (session.memory - (here or 0)) / self.bytes_per_second
 
     def put(self, session: EngineSession, size: int) -> None:
         """Set the bytes of a session here, replacing what was counted for it."""

@@ -16,7 +16,7 @@ from jupyter_sing.scheduler.queue.packing import Packing
 from jupyter_sing.scheduler.queue.timers import Timers
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
 from jupyter_sing.scheduler.settings import EngineSettings, Tier
-from jupyter_sing.scheduler.state import HOLDING, EngineSession, Phase
+from jupyter_sing.scheduler.state import HOLDING, EngineDevice, EngineSession, Phase
 
 
 class CellLifecycle:
@@ -64,6 +64,8 @@ class CellLifecycle:
         self._order += 1
         session.wait.arrival = self._order
         session.phase = Phase.WAITING
+        if session.gang is not None:
+            session.size_to(session.gang.sizes(self._leases.table.largest)[0])
         session.wait.since = now - (session.wait.waited if session.wait.resumes else 0.0)
         session.wait.boost = 0
         session.account.wait(now)
@@ -96,6 +98,8 @@ class CellLifecycle:
         self._dispatcher.withdraw(session)
         self._running.remove(session)
         self._packing.withdraw(session)
+        if session.gang is not None:
+            session.gang.resize, session.gang.given = 0, ()
         pack = self._packing.packs.get(session)
         if pack is not None:
             self._packing.part(pack, now, failed=False)
@@ -108,6 +112,7 @@ class CellLifecycle:
             )
             if not turned_back:
                 self._leases.table.arrived(session)
+            self._locate(session, (), now)
         if session.phase in HOLDING or session.phase is Phase.RESERVED:
             self._leases.end(session, now)
         if pack is not None:
@@ -139,7 +144,7 @@ class CellLifecycle:
         if session is None or session.phase is Phase.RUNNING:
             return
         now = event.at
-        self._arrived(session, resident=True)
+        self._arrived(session, now, resident=True)
         if session.phase is Phase.STOPPING:  # it is preempted already
             session.attained, session.lease.run_since = session.attained_at(now), now
             return
@@ -163,8 +168,14 @@ class CellLifecycle:
 
     def released(self, event: events.Released) -> None:
         session = self._current(event.session, event.token)
-        if session is not None:
-            self.lose(session, event.at)
+        if session is None:
+            return
+        resize, given = 0, tuple[EngineDevice, ...]()
+        if session.gang is not None:
+            resize, given = session.gang.resize, session.gang.given
+        self.lose(session, event.at)
+        if resize:
+            self._dispatcher.resume(session, resize, given, event.at)
 
     def evicted(self, event: events.Evicted) -> None:
         session = self._sessions.get(event.session)
@@ -181,13 +192,27 @@ class CellLifecycle:
             return
         if session.phase in HOLDING:
             if device in session.lease.devices:  # the move that its lease has requested
-                self._arrived(session, resident=event.resident)
+                self._arrived(session, event.at, resident=event.resident)
                 return
             self.lose(session, event.at)
         self._leases.table.moved(session, device, event.at, resident=event.resident)
 
-    def _arrived(self, session: EngineSession, *, resident: bool) -> None:
+    def located(self, event: events.Located) -> None:
+        session, known = self._sessions.get(event.session), self._leases.table.devices
+        if session is not None and session.gang is not None:
+            places = {known[name]: size for name, size in event.places if name in known and size}
+            session.gang.places = places
+            held = session.lease.devices
+            self._leases.table.locate(session, places, held, event.at, left=True)
+
+    def _locate(self, session: EngineSession, held: tuple[EngineDevice, ...], now: float) -> None:
+        """Correct what was assumed of the memory of a gang by what was reported."""
+        if session.gang is not None and session.gang.places is not None:
+            self._leases.table.locate(session, session.gang.places, held, now, left=False)
+
+    def _arrived(self, session: EngineSession, now: float, *, resident: bool) -> None:
         self._leases.table.arrived(session, resident=resident)
+        self._locate(session, session.lease.devices, now)
         if resident:
             self._leases.table.refusals.forget(session)
         if session.residency.pinned_on is not None:
@@ -216,10 +241,31 @@ class CellLifecycle:
 
     def device_failed(self, event: events.DeviceFailed) -> None:
         device = self._leases.table.devices.get(event.device)
-        if device is not None:
-            for session in self._leases.fail(device, event.at):
-                self.lose(session, event.at)
-                self._leases.table.forget(session, event.at)
+        if device is None:
+            return
+        for session in self._leases.fail(device, event.at):
+            if session.gang is not None:
+                self._leave_failed(session, device, event.at)
+                continue
+            self.lose(session, event.at)
+            self._leases.table.forget(session, event.at)
+
+    def _leave_failed(self, session: EngineSession, device: EngineDevice, now: float) -> None:
+        """Stop a gang that executes on a device that failed: its ranks there wait for the others.
+
+        What it has on other devices stays there, and they are free only when its ranks have
+        stopped.
+        """
+        assert session.gang is not None
+        if session in device.residents:
+            self._leases.table.left(session, device, now)
+        if session.gang.places is not None:
+            session.gang.places.pop(device, None)
+        if device in session.lease.devices:
+            self._running.remove(session)
+            session.gang.resize = 0
+            if session.phase is not Phase.STOPPING:
+                self._leases.issued.preempt(session, f"{device.id} has failed", now)
 
     def device_healed(self, event: events.DeviceHealed) -> None:
         device = self._leases.table.devices.get(event.device)

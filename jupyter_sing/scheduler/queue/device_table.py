@@ -18,6 +18,8 @@ class DeviceTable:
 
     Attributes
     ----------
+    largest
+        Bytes of the largest device.
     settle
         Called with a session that has left a device, or stays on it after all.
     """
@@ -32,6 +34,7 @@ class DeviceTable:
         for device in self.devices.values():
             self.nodes.setdefault(device.node, []).append(device)
             self.free.update(device)
+        self.largest = max((device.memory for device in self.devices.values()), default=0)
         self.host = HostMemoryEstimate(settings.host_memory)
         self.refusals = Refusals()
         self.settle: Callable[[EngineSession, float], None] = lambda session, now: None
@@ -56,7 +59,7 @@ class DeviceTable:
             if home not in session.lease.devices:
                 home.drop(session)
                 self.free.update(home)
-        session.residency.homes = list(session.lease.devices)
+        session.residency.homes = [d for d in session.lease.devices if session in d.residents]
         if resident:
             session.residency.arriving = ()
 
@@ -125,11 +128,52 @@ class DeviceTable:
         self.settle(session, now)
 
     def resize(self, session: EngineSession, memory: int) -> None:
-        """Set how many bytes per device a session holds."""
-        less, session.memory = memory < session.memory, memory
+        """Set how many bytes per device a session holds, or a gang per rank."""
+        before = session.memory
+        if session.gang is None:
+            session.memory = memory
+        else:
+            session.gang.rank_memory, ranks = memory, session.gang.rank_memory
+            session.size_to(session.gpus)
         for device in session.residency.homes:
-            if less:
+            if session.memory < before:
                 self.refusals.relent(device)
-            if session in device.residents:
-                device.put(session, memory)
-                self.free.update(device)
+            if session not in device.residents:
+                continue
+            size = session.memory
+            if session.gang is not None and device not in session.lease.devices:
+                here = device.residents[session]
+                size = here * memory // ranks if ranks else here
+            device.put(session, size)
+            self.free.update(device)
+
+    def locate(
+        self,
+        session: EngineSession,
+        places: dict[EngineDevice, int],
+        held: Sequence[EngineDevice],
+        now: float,
+        *,
+        left: bool,
+    ) -> None:
+        """Record where the memory of a gang is, except on the devices that it holds.
+
+        `left`: it was where it is not now; otherwise that was only assumed.
+        """
+        for device in self.devices.values():
+            size = places.get(device, 0)
+            if device in held or size == device.residents.get(session, 0):
+                continue
+            if size:
+                device.put(session, size)
+            else:
+                device.drop(session)
+                session.residency.moving.pop(device, None)
+                if left:
+                    self.refusals.relent(device)
+            self.free.update(device)
+        session.residency.homes = [
+            *(d for d in held if session in d.residents),
+            *(d for d in places if d not in held),
+        ]
+        self.settle(session, now)

@@ -7,12 +7,15 @@ sessions may preempt another one.
 from __future__ import annotations
 
 from jupyter_sing.scheduler.fairness.fair_queue import Flow, ServiceLedger
+from jupyter_sing.scheduler.gangs.growth import Growth
+from jupyter_sing.scheduler.gangs.job_text import devices_text
+from jupyter_sing.scheduler.queue.gangs import allowed
 from jupyter_sing.scheduler.queue.lease_table import LeaseTable
 from jupyter_sing.scheduler.queue.packing import Packing
 from jupyter_sing.scheduler.queue.placement import Later, Placement, PlacementChoice
 from jupyter_sing.scheduler.queue.timers import Timers
 from jupyter_sing.scheduler.queue.wait_queue import Blocked
-from jupyter_sing.scheduler.state import EngineSession, Phase
+from jupyter_sing.scheduler.state import EngineDevice, EngineSession, Phase
 
 YIELD_PAUSE = 0.05
 """Seconds for which a session that has lost its reservation does not reserve again.
@@ -54,6 +57,7 @@ class Dispatcher:
         self.placement = Placement(
             leases.table.nodes, leases.table.free, timers.running, leases.table.refusals
         )
+        self._growth = Growth(timers, leases, self.placement)
         self.guaranteed = guaranteed
         self.widest = leases.widest()
         self.yielded: dict[EngineSession, None] = {}
@@ -91,6 +95,30 @@ class Dispatcher:
         settings = self._timers.settings
         if len(self._waiting) and not len(self._leases.table.free) and settings.packing:
             self._pack(now)
+        self._growth.review(now)
+
+    def resume(
+        self, session: EngineSession, most: int, given: tuple[EngineDevice, ...], now: float
+    ) -> None:
+        """Let a gang that was stopped to be resized continue, unless it can only wait.
+
+        It has at most as many devices as was decided, and none of those that it has `given` away.
+        """
+        most = int(min(most, allowed(session)))
+        if session.phase is not Phase.WAITING or not self._is_free_to(session, now):
+            return
+        devices = self.placement.gangs.idle(session, most, now, given)
+        if devices is not None:
+            reason = f"its job continues on {devices_text(len(devices))}"
+            self._carry_out(session, PlacementChoice(devices, (), reason), now)
+
+    def _is_free_to(self, session: EngineSession, now: float) -> bool:
+        """True if no limit holds a gang back."""
+        return (
+            not session.residency.moving
+            and not self._limiter.has_ended(session, now)
+            and self._limiter.leaving(session, now) is not None
+        )
 
     def _wake(self, now: float) -> None:
         """Consider sessions again whose user or virtual cluster was at a limit."""
@@ -118,6 +146,12 @@ class Dispatcher:
             if self._limiter.leaving(session, now) is None:
                 self._put_aside(session, now)
                 continue
+            if session.gang is not None:
+                others = len(self._waiting) > 1
+                why = "other sessions wait for devices" if others else "no other device is free"
+                session.gang.cause, session.gang.shrunk = why, False
+                if not others and self._spread(session, now):
+                    continue
             choice = self.placement.choose(session, self._timers.level(session, now), now)
             if isinstance(choice, Later):
                 self._timers.request_tick(choice.at)
@@ -135,6 +169,14 @@ class Dispatcher:
                     self._timers.request_tick(again)
         for session in passed:
             self._waiting.add(session, self._timers.level(session, now), now)
+
+    def _spread(self, session: EngineSession, now: float) -> bool:
+        """Give a gang more devices than its least number; nothing else waits for them."""
+        devices = self.placement.gangs.idle(session, allowed(session), now)
+        if devices is None or len(devices) <= session.gpus:
+            return False
+        reason = f"{devices_text(len(devices))} are free for its job"
+        return self._carry_out(session, PlacementChoice(devices, (), reason), now)
 
     def _is_ready(self, session: EngineSession, now: float) -> bool:
         """True if a session could use a lease now, if it had one."""
@@ -199,6 +241,7 @@ class Dispatcher:
         for victim in choice.victims if choice else ():
             self._running.remove(victim)
         if choice is not None:
+            session.size_to(len(choice.devices))
             done = self._leases.reservations.take(
                 session, choice.devices, choice.victims, choice.reason, now
             )
@@ -207,8 +250,12 @@ class Dispatcher:
                 session.vc, session.gpus
             ) and self._leases.reservations.entitle(session, now)
         if done:
+            if session.gang is not None and session.gpus >= session.gang.most:
+                session.gang.cause, session.gang.shrunk = "", False
             session.lease.aged = aged
             self._packing.withdraw(session)
         elif session.phase is Phase.WAITING:
+            if session.gang is not None:
+                session.size_to(session.gang.sizes(self._leases.table.largest)[0])
             self.let_wait(session, now)
         return done

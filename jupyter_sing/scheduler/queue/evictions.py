@@ -49,7 +49,9 @@ class Evictions:
         """Move the memory of an idle session to another device that has room, or to the host."""
         size = device.residents[victim]
         may_move = (
-            victim.residency.bound is None and now - victim.residency.migrated_at >= MIGRATION_PAUSE
+            victim.residency.bound is None
+            and victim.gang is None  # of a gang, only a part of the ranks may be here
+            and now - victim.residency.migrated_at >= MIGRATION_PAUSE
         )
         if may_move and len(victim.residency.homes) == 1:
             for other in self._table.free.roomiest(1):

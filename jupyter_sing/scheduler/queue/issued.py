@@ -32,8 +32,19 @@ class IssuedDecisions:
 
     def preempt(self, session: EngineSession, reason: str, now: float, nadir: float = 0.0) -> None:
         """Request the end of a lease."""
+        self.preemptions += 1
+        self._stop(session, reason, now, nadir, 0)
+
+    def resize(self, session: EngineSession, devices: int, reason: str, now: float) -> None:
+        """Request the end of a lease that the gang continues at once on this many devices."""
+        assert session.gang is not None
+        session.gang.resize = devices
+        self._stop(session, reason, now, 0.0, devices)
+
+    def _stop(
+        self, session: EngineSession, reason: str, now: float, nadir: float, resize: int
+    ) -> None:
         if session.phase is Phase.LOADING:
             session.lease.run_since = now
         session.phase = Phase.STOPPING
-        self.preemptions += 1
-        self.append(Preempt(session.id, session.lease.token, reason, nadir))
+        self.append(Preempt(session.id, session.lease.token, reason, nadir, resize))

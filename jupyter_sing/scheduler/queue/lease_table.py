@@ -56,6 +56,8 @@ class LeaseTable:
         session.phase = Phase.LOADING
         session.lease.devices = reservation.devices
         session.lease.granted_at = now
+        if session.gang is not None:
+            session.gang.places = None
         if session.terms.pinned and session.gpus == 1:
             session.residency.pinned_on = session.lease.devices[0]
         session.lease.switch = max(device.switch(session) for device in reservation.devices)

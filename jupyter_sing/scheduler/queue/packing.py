@@ -60,7 +60,9 @@ class Packing:
     def offer(self, session: EngineSession) -> None:
         """Register a session that begins to wait, or to execute alone, if it may share."""
         self.withdraw(session)
-        if session.terms.may_pack and session.gpus == 1 and session.usage.rate_alone is not None:
+        if session.gang is not None or session.gpus > 1 or session.usage.rate_alone is None:
+            return
+        if session.terms.may_pack:
             if session.phase is Phase.WAITING:
                 self._guests[session] = None
             elif session.phase is Phase.RUNNING and len(session.lease.devices[0].lessees) == 1:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jupyter_sing.scheduler.queue.gangs import GangPlacement, fragmentation
+from jupyter_sing.scheduler.queue.gangs import GangPlacement, fragmentation, remaining
 from jupyter_sing.scheduler.queue.preemption import RunningSessions, behind
 from jupyter_sing.scheduler.queue.residency import room
-from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
+from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE, LEVELS
 from jupyter_sing.scheduler.refusals import Refusals
 from jupyter_sing.scheduler.state import (
     EngineDevice,
@@ -65,7 +65,7 @@ class Placement:
         self._free = free
         self._running = running
         self._refusals = refusals
-        self.gangs = GangPlacement(nodes, free, refusals, self._stoppable)
+        self.gangs = GangPlacement(nodes, free, refusals, self._stoppable, running.may_preempt)
         self.cramped = False  # the last choice failed for lack of memory, not of devices
 
     def choose(
@@ -94,16 +94,36 @@ class Placement:
             return PlacementChoice((free,), (), "the device is free")
         if at_home is not None:
             return at_home
-        lag = self._lag(session, home, now)
-        victim = self._running.find(
-            session, level, now, lambda v: self._cost(session, level, v, now, lag)
-        )
-        if victim is None:
-            return None if held is None else Later(held)
-        device = victim.lease.devices[0]
+        device = self._shared_out(session, level, now)
+        if device is None:
+            lag = self._lag(session, home, now)
+            victim = self._running.find(
+                session, level, now, lambda v: self._cost(session, level, v, now, lag)
+            )
+            if victim is None:
+                return None if held is None else Later(held)
+            device = victim.lease.devices[0]
         if home_wait is not None and home_wait < device.switch(session):
             return Later(now + max(WAIT_MIN, home_wait))
         return PlacementChoice((device,), tuple(device.lessees), "it goes before what runs there")
+
+    def _shared_out(self, session: EngineSession, level: int, now: float) -> EngineDevice | None:
+        """Return the cheapest device that a gang has beyond what it needs, and must give back."""
+        best: tuple[float, int] | None = None
+        chosen = None
+        for victim in self._running.gangs():
+            for device in victim.lease.devices if victim.gpus > 1 else ():
+                victims = self._stoppable(session, level, device, now)
+                if victims is None or not remaining(victim, (device,), now):
+                    continue
+                made = room(session, device, now, leaving=victims)
+                if made is None:
+                    self.cramped = True
+                    continue
+                key = (round(made.seconds + device.switch(session), 3), -device.number)
+                if best is None or key < best:
+                    best, chosen = key, device
+        return chosen
 
     def _gang(
         self,
@@ -226,7 +246,10 @@ class Placement:
             self.cramped = True
             return None
         for victim in device.lessees:
-            if not self._running.may_preempt(session, level, victim, now):
+            if self._running.may_preempt(session, level, victim, now):
+                continue
+            gives = victim.gang is not None and remaining(victim, (device,), now) > 0
+            if not gives or not self._running.may_shrink(session, level, victim, now):
                 return None
         return tuple(device.lessees)
 
@@ -296,6 +319,13 @@ class Placement:
             if best is None or key < best:
                 best, chosen = key, device
         return chosen, held if chosen is None else None
+
+    def spares(self, session: EngineSession, device: EngineDevice, need: int, now: float) -> bool:
+        """True if a free device has room for a gang that could do without, as for a long cell."""
+        if self._refusals.holds(session, device, now):
+            return False
+        made = room(session, device, now, need=need)
+        return made is not None and self._kept_free(session, LEVELS, device, made.victims) <= now
 
     def _kept_free(
         self,

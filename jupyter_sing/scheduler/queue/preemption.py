@@ -67,6 +67,7 @@ class RunningSessions:
         # The same for each user or virtual cluster with a device limit.
         self._limited: dict[SessionQuota, Pool] = {}
         self._here: dict[EngineSession, None] = {}
+        self._gangs: dict[EngineSession, None] = {}  # those of them that are gangs
 
     def __len__(self) -> int:
         return len(self._here)
@@ -79,6 +80,8 @@ class RunningSessions:
         """Add a session, or bring its place in the order up to date."""
         session.version += 1
         self._here[session] = None
+        if session.gang is not None:
+            self._gangs[session] = None
         surplus = 0.0
         if session.terms.tier is not Tier.BASIC:
             session.account.settle(now)
@@ -109,6 +112,10 @@ class RunningSessions:
             heap[:] = [known for known in heap if known[4] == known[5].version]
             heapq.heapify(heap)
 
+    def gangs(self) -> list[EngineSession]:
+        """Return the gangs that execute."""
+        return list(self._gangs)
+
     def put_all(self, now: float) -> None:
         """Bring all places up to date: what they depend on has changed."""
         for session in list(self._here):
@@ -118,6 +125,7 @@ class RunningSessions:
         """Remove a session that stops; no effect if it is not here."""
         if session in self._here:
             del self._here[session]
+            self._gangs.pop(session, None)
             session.version += 1
 
     def hold_end(self, session: EngineSession) -> float:
@@ -147,8 +155,13 @@ class RunningSessions:
         return (
             waiting.terms.tier is Tier.PREMIUM
             and victim.terms.tier is Tier.BASIC
-            and level <= INTERACTIVE
-            and (waiting.wait.urgent or not self._is_throttled(waiting, level, now))
+            and self._is_interactive(waiting, level, now)
+        )
+
+    def _is_interactive(self, waiting: EngineSession, level: int, now: float) -> bool:
+        """True if an interactive cell waits whose user has not had too much."""
+        return level <= INTERACTIVE and (
+            waiting.wait.urgent or not self._is_throttled(waiting, level, now)
         )
 
     def may_preempt(
@@ -167,7 +180,32 @@ class RunningSessions:
             return True
         if waiting.terms.tier is Tier.PREMIUM and self._outranks(waiting, level, victim, now):
             return True
-        expired = now >= victim.lease.quantum_end
+        return self._precedes(waiting, level, victim, now, now >= victim.lease.quantum_end)
+
+    def may_shrink(
+        self, waiting: EngineSession, level: int, victim: EngineSession, now: float
+    ) -> bool:
+        """True if a waiting session may have a device that a gang can do without.
+
+        The order is the same as for preemptions. But what a gang has beyond its least number of
+        devices it got because they were idle, so that it gives them back at once: neither its
+        minimum run time nor its quantum protects them.
+        """
+        if (
+            victim.phase is not Phase.RUNNING
+            or not victim.terms.may_preempt
+            or not self.is_reachable(waiting, victim)
+        ):
+            return False
+        premium = waiting.terms.tier is Tier.PREMIUM and victim.terms.tier is not Tier.PREMIUM
+        if premium and self._is_interactive(waiting, level, now):
+            return True
+        return self._precedes(waiting, level, victim, now, expired=True)
+
+    def _precedes(
+        self, waiting: EngineSession, level: int, victim: EngineSession, now: float, expired: bool
+    ) -> bool:
+        """True if a waiting session comes before one that executes; `expired`: its quantum is."""
         victim_urgent = self.is_urgent(victim, victim.lease.level, now)
         if waiting.wait.urgent != victim_urgent:
             return waiting.wait.urgent

@@ -13,12 +13,14 @@ from jupyter_sing.scheduler.decisions import NoPlacement, Victims
 from jupyter_sing.scheduler.entitlements import Entitlements
 from jupyter_sing.scheduler.fairness.fair_queue import ServiceLedger
 from jupyter_sing.scheduler.fairness.limits import Limiter
+from jupyter_sing.scheduler.gangs.job_text import claim, shrink_text
 from jupyter_sing.scheduler.queue.device_table import DeviceTable
 from jupyter_sing.scheduler.queue.evictions import Evictions
+from jupyter_sing.scheduler.queue.gangs import allowed, remaining
 from jupyter_sing.scheduler.queue.issued import IssuedDecisions
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
 from jupyter_sing.scheduler.settings import EngineSettings
-from jupyter_sing.scheduler.state import HOLDING, EngineDevice, EngineSession, Phase
+from jupyter_sing.scheduler.state import HOLDING, EngineDevice, EngineSession, Gang, Phase
 
 NADIR_UNNOTICED = 0.05
 """Longest step, in seconds, whose nadir an interactive cell waits for."""
@@ -197,10 +199,32 @@ class Reservations:
         for victim in victims:
             reservation.victims[victim] = None
             if victim.phase in (Phase.RUNNING, Phase.LOADING):
+                if victim.gang is not None and self._shrink(
+                    victim, victim.gang, reservation, session, now
+                ):
+                    continue
                 reason = f"{session.id} goes first: {reservation.reason}"
                 self._issued.preempt(victim, reason, now, self._nadir(session, victim))
             elif victim.phase is Phase.RESERVED:
                 self.give_up(victim, now)
+
+    def _shrink(
+        self,
+        victim: EngineSession,
+        gang: Gang,
+        reservation: DeviceReservation,
+        session: EngineSession,
+        now: float,
+    ) -> bool:
+        """Let a gang continue on some of its devices, if it can, instead of preempting it."""
+        size = remaining(victim, reservation.devices, now, allowed(victim))
+        if not size:
+            return False
+        gang.given = reservation.devices
+        gang.cause, gang.shrunk = claim(session, victim, guaranteed=reservation.asked), True
+        reason = shrink_text(gang.ranks, victim.gpus, size, gang.cause)
+        self._issued.resize(victim, size, reason, now)
+        return True
 
     def _nadir(self, session: EngineSession, victim: EngineSession) -> float:
         """Return the seconds that a victim may take to reach the memory nadir of its step.

@@ -51,10 +51,11 @@ def missed(session: EngineSession, device: EngineDevice, now: float, dirty: bool
     return (min(1.0, rate * HORIZON) * back + out) / size
 
 
-def shortage(session: EngineSession, device: EngineDevice) -> int:
-    """Return the bytes that are missing for a session, with the margin."""
+def shortage(session: EngineSession, device: EngineDevice, need: int | None = None) -> int:
+    """Return the bytes that are missing for a session, with the margin; it needs `need`."""
     here = device.residents.get(session, 0)
-    return device.used - here + session.memory - int(device.memory / (1.0 + MARGIN))
+    need = session.memory if need is None else need
+    return device.used - here + need - int(device.memory / (1.0 + MARGIN))
 
 
 def room(
@@ -64,13 +65,15 @@ def room(
     leaving: tuple[EngineSession, ...] = (),
     freed: int = 0,
     spared: tuple[EngineSession, ...] = (),
+    need: int | None = None,
 ) -> RoomPlan | None:
     """Find sessions to evict for a session; None if it cannot fit.
 
     `leaving` sessions hold leases now, but will not when this is carried out; `freed` bytes leave
-    anyway, and `spared` sessions are not evicted.
+    anyway, and `spared` sessions are not evicted. `need` is what it will have there, if that is not
+    what it has on each device now.
     """
-    wanted = shortage(session, device) - freed
+    wanted = shortage(session, device, need) - freed
     if wanted <= 0:
         return NO_VICTIMS
     chosen: list[EngineSession] = []

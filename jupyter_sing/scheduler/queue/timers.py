@@ -133,7 +133,8 @@ class Timers:
             if now >= session.lease.quantum_end and self.limiter.has_ended(session, now):
                 self._stop(session, now)
                 return
-            if now >= min(session.lease.protected_until, session.lease.exposed_at):
+            exposed = min(session.lease.protected_until, session.lease.exposed_at)
+            if now >= exposed or session.gang is not None:  # a gang may have to shrink at any time
                 self.running.put(session, now)
             self.set_timer(session, self._next_change(session, now))
 

@@ -20,14 +20,19 @@ from jupyter_sing.scheduler.decisions import (
 )
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.events import Event
+from jupyter_sing.scheduler.gangs.ranks import per_device
 from jupyter_sing.scheduler.settings import DeviceSpec
 
 
 @dataclass
 class ControllerNotebook:
-    """Actual state of a session: where it is, and the remaining work of its cell."""
+    """Actual state of a session: where it is, and the remaining work of its cell.
+
+    Ranks of a gang that share a device execute by turns: its work takes so many times as long.
+    """
 
     memory: int
+    ranks: int = 0
     left: float = 0.0
     submitted: float = 0.0
     first: float | None = None
@@ -37,6 +42,16 @@ class ControllerNotebook:
     homes: set[str] = field(default_factory=set)
     had: float = 0.0
     generation: int = 0
+
+    @property
+    def slowness(self) -> int:
+        """Ranks on the fullest of its devices."""
+        return per_device(self.ranks, len(self.devices)) if self.ranks and self.devices else 1
+
+    @property
+    def size(self) -> int:
+        """Bytes that it has on each of its devices."""
+        return self.memory * self.slowness
 
 
 class FakeController:
@@ -74,7 +89,9 @@ class FakeController:
         return decisions
 
     def open(self, session: str, memory: int = 0, **terms: object) -> None:
-        self.notebooks[session] = ControllerNotebook(memory)
+        gang = "gpus_min" in terms
+        ranks = int(str(terms.get("ranks", terms.get("gpus")))) if gang else 0
+        self.notebooks[session] = ControllerNotebook(memory, ranks)
         if isinstance(home := terms.get("device"), str):
             self._put(session, home)
         given: dict[str, object] = {"vc": "default", "user": session, **terms}
@@ -100,6 +117,15 @@ class FakeController:
             else:
                 self.now = end
                 return
+
+    def fail(self, device: str) -> None:
+        """Let a device fail: what is there is lost. A gang stops only when it is preempted."""
+        for session in sorted({*self.resident[device], *self.holders[device]}):
+            if self.notebooks[session].ranks:
+                self._drop(session, device)
+            else:
+                self.lose(session)
+        self.tell(events.DeviceFailed(self.now, device))
 
     def lose(self, session: str) -> None:
         """End a session's worker, and free its memory."""
@@ -154,12 +180,11 @@ class FakeController:
             holders = self.holders[device]
             holders.append(grant.session)
             assert len(holders) == 1 or sorted(holders) == sorted(self.packs[device])
-            if device not in notebook.homes:
-                known = self.devices[device]
-                seconds = max(
-                    seconds, known.constant_seconds + notebook.memory / known.bytes_per_second
-                )
-                self._put(grant.session, device)
+            here = self.resident[device].get(grant.session)
+            if here is None or (here < notebook.size and notebook.ranks):
+                known, more = self.devices[device], notebook.size - (here or 0)
+                seconds = max(seconds, known.constant_seconds + more / known.bytes_per_second)
+            self._put(grant.session, device)
         token = grant.token
         self.later(seconds, lambda: self._start(grant.session, token))
 
@@ -167,7 +192,7 @@ class FakeController:
         notebook = self.notebooks[session]
         notebook.homes.add(device)
         resident = self.resident[device]
-        resident[session] = notebook.memory
+        resident[session] = notebook.size
         assert sum(resident.values()) <= self.devices[device].memory, "a device is overfull"
 
     def _drop(self, session: str, device: str) -> None:
@@ -178,21 +203,28 @@ class FakeController:
         notebook = self.notebooks.get(session)
         if notebook is None or notebook.token != token or not notebook.devices:
             return
-        for home in sorted(notebook.homes - set(notebook.devices)):
-            self._drop(session, home)
+        self._leave_former(notebook, session)
         notebook.since = self.now
         if notebook.first is None:
             notebook.first = self.now
             self.waits.append((session, self.now - notebook.submitted))
         notebook.generation += 1
         generation = notebook.generation
-        self.later(notebook.left, lambda: self._finish(session, generation))
+        seconds = notebook.left * notebook.slowness
+        self.later(seconds, lambda: self._finish(session, generation))
         self.tell(events.Started(self.now, session, token))
+
+    def _leave_former(self, notebook: ControllerNotebook, session: str) -> None:
+        for home in sorted(notebook.homes - set(notebook.devices)):
+            self._drop(session, home)
 
     def halt(self, session: str) -> None:
         notebook = self.notebooks[session]
+        if notebook.since is None and notebook.devices:  # loading completes in the background
+            self._leave_former(notebook, session)
         if notebook.since is not None:
-            notebook.left = max(0.0, notebook.left - (self.now - notebook.since))
+            done = (self.now - notebook.since) / notebook.slowness
+            notebook.left = max(0.0, notebook.left - done)
             notebook.had += self.now - notebook.since
         notebook.since = None
         notebook.generation += 1
@@ -219,8 +251,9 @@ class FakeController:
         notebook = self.notebooks[session]
         assert device in notebook.homes, "what is not there cannot be evicted"
         assert not notebook.devices, "who executes is not evicted"
-        known = self.devices[device]
-        self.later(notebook.memory / known.bytes_per_second, lambda: self._left(session, device))
+        size = self.resident[device][session]
+        seconds = size / self.devices[device].bytes_per_second
+        self.later(seconds, lambda: self._left(session, device))
 
     def _left(self, session: str, device: str) -> None:
         if session in self.notebooks and device in self.notebooks[session].homes:

@@ -235,6 +235,10 @@ class Cluster(RuleBasedStateMachine):
             assert (said is None) == bool(self.host.notebooks[name].devices)
             assert said is None or (said.reason and said.position >= 1)
 
+    def is_lost(self, decision: Preempt) -> bool:
+        """True if a session stops because it has lost a part of what it executes on."""
+        return decision.reason.endswith("has failed")
+
     @invariant()
     def no_session_is_stopped_before_the_minimum_run(self) -> None:
         """A session runs for a second at least, unless a premium session preempts a basic one."""
@@ -244,13 +248,13 @@ class Cluster(RuleBasedStateMachine):
                 started.setdefault((event.session, event.token), at)
         new, self.checked = self.host.decided[self.checked :], len(self.host.decided)
         for at, decision in new:
-            if isinstance(decision, Preempt):
+            if isinstance(decision, Preempt) and not decision.resize and not self.is_lost(decision):
                 begun = started.get((decision.session, decision.token), at - RUN_MIN)
                 preemptor = decision.reason.partition(" goes first")[0]
                 names = (decision.session, preemptor)
                 tiers = [self.terms.get(name, {}).get("tier") for name in names]
                 floor = 0.0 if tiers == [Tier.BASIC, Tier.PREMIUM] else RUN_MIN
-                assert at - begun >= floor - 1e-6
+                assert at - begun >= floor - 1e-6, decision
 
     def teardown(self) -> None:
         """Once the devices work and no further events happen, all cells end."""
