@@ -131,6 +131,10 @@ class SimulatedDevices:
         state.held[session] = size
         state.used += size
 
+    def size(self, device: DeviceId, session: SessionId) -> int:
+        """Return the bytes that a session has on a device."""
+        return self[device].held.get(session, 0)
+
     def unload(self, device: DeviceId, session: SessionId) -> None:
         """Free the room of a session's memory."""
         state = self[device]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from jupyter_sing.scheduler.decisions import Evict, Grant, MigrateMemory, Preempt
 from jupyter_sing.scheduler.events import Evicted, Moved, Released, Started
+from jupyter_sing.scheduler.gangs.ranks import sizes
 from jupyter_sing.scheduler.ids import DeviceId
 from jupyter_sing.simulator.cluster import SimulationError
 from jupyter_sing.simulator.world import SessionRun, SimulatedWorld
@@ -27,7 +28,7 @@ class SimulatedMemory:
     def dirty_seconds(self, run: SessionRun, device: DeviceId) -> float:
         """Return the seconds to copy to the host what is only on the device."""
         world = self._world
-        seconds = run.session.memory / world.cluster.bandwidth
+        seconds = world.devices.size(device, run.session.name) / world.cluster.bandwidth
         if world.cluster.copy_behind:
             seconds = max(0.0, seconds - (world.now - run.resident[device]))
         world.outcome.moved += int(seconds * world.cluster.bandwidth)
@@ -106,7 +107,9 @@ class SimulatedLeases:
         self._token = grant.token
         if not run.waiting or run.token is not None or run.evicting:
             raise SimulationError(f"{grant.session} was granted devices that it cannot use now.")
-        if len(set(grant.devices)) != run.session.gpus:
+        count, least = len(set(grant.devices)), run.session.gpus_min
+        suits = count in sizes(run.session.gpus, least, run.session.gpus) if least else False
+        if count != run.session.gpus and not suits:
             raise SimulationError(f"{grant.session} was granted {len(grant.devices)} devices.")
         for device in grant.devices:
             world.devices.take(device, grant.session, grant.token)
@@ -117,23 +120,33 @@ class SimulatedLeases:
     def _load(self, run: SessionRun) -> float:
         """Begin to load a session onto its devices; return when it is loaded."""
         world = self._world
-        missing = [device for device in run.devices if device not in run.resident]
+        name, size, cluster = run.session.name, run.size, world.cluster
+        missing = {d: size - world.devices.size(d, name) for d in run.devices}
+        missing = {d: more for d, more in missing.items() if more > 0 or d not in run.resident}
+        for device in run.devices:
+            if device not in missing and world.devices.size(device, name) > size:
+                world.devices.unload(device, name)  # ranks leave it
+                world.devices.load(device, name, size)
         run.leaving = tuple(device for device in run.resident if device not in run.devices)
         if not missing:
             return world.now
-        size, cluster = run.session.memory, world.cluster
-        seconds = cluster.switch + size / cluster.bandwidth
+        bandwidth = cluster.bandwidth
         if run.cold:
-            seconds = cluster.switch + size / min(cluster.bandwidth, cluster.disk_bandwidth)
+            bandwidth = min(cluster.bandwidth, cluster.disk_bandwidth)
         ready = world.now
         for device in run.leaving:  # it moves: what is only there is copied to the host first
             dirty = self._memory.dirty_seconds(run, device)
             ready = world.devices.transfer(device, world.now, dirty)
         for device in missing:
-            world.devices.load(device, run.session.name, size)
+            if device in run.resident:
+                world.devices.unload(device, name)  # more ranks come to those that are there
+            world.devices.load(device, name, size)
             run.resident[device] = world.now
-        ready = max(world.devices.transfer(device, ready, seconds) for device in missing)
-        world.outcome.moved += size * len(missing)
+        ready = max(
+            world.devices.transfer(device, ready, cluster.switch + more / bandwidth)
+            for device, more in missing.items()
+        )
+        world.outcome.moved += sum(missing.values())
         world.outcome.swaps += run.loaded
         run.loaded, run.cold = True, False
         return ready
@@ -144,10 +157,10 @@ class SimulatedLeases:
             return  # it was preempted before
         self._unload_leaving(run)
         run.started = world.now
-        world.outcome.switching += (world.now - run.granted) * run.session.gpus
+        world.outcome.switching += (world.now - run.granted) * len(run.devices)
         if run.first_started is None:
             run.first_started = world.now
-        world.at(world.now + run.remaining, lambda: self._finish(run, token))
+        world.at(world.now + run.remaining * run.slowness, lambda: self._finish(run, token))
         world.notify(Started(world.now, run.session.name, token))
 
     def _finish(self, run: SessionRun, token: int) -> None:
@@ -170,7 +183,7 @@ class SimulatedLeases:
         if run.token != token:
             return  # its cell finished before
         if run.started is None:  # it was still being loaded, which completes in the background
-            world.outcome.switching += (world.now - run.granted) * run.session.gpus
+            world.outcome.switching += (world.now - run.granted) * len(run.devices)
             self._unload_leaving(run)
         self._stop(run)
         world.notify(Released(world.now, run.session.name, token))
@@ -185,10 +198,10 @@ class SimulatedLeases:
     def _stop(self, run: SessionRun) -> None:
         """End a lease."""
         world = self._world
-        name, gpus = run.session.name, run.session.gpus
+        name, gpus = run.session.name, len(run.devices)
         if run.started is not None:
             executed = world.now - run.started
-            run.remaining -= executed
+            run.remaining -= executed / run.slowness
             run.record.executed += executed
             run.record.note_executed(run.started, world.now)
             world.outcome.executed += executed * gpus

@@ -32,6 +32,7 @@ from jupyter_sing.scheduler.events import (
     SessionRemoved,
     Tick,
 )
+from jupyter_sing.scheduler.gangs.ranks import per_device, sizes
 from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.settings import Tier
 from jupyter_sing.simulator.cluster import SimulatedCluster, SimulatedDevices, SimulationError
@@ -100,20 +101,23 @@ class Simulation:
     ) -> None:
         widest = max(Counter(device.node for device in cluster.devices()).values())
         for session in workload.sessions:
-            if session.gpus > cluster.gpus:
+            needs = session.gpus_min or session.gpus
+            if needs > cluster.gpus:
                 raise SimulationError(
-                    f"Session {session.name} needs {session.gpus} devices of {cluster.gpus}."
+                    f"Session {session.name} needs {needs} devices of {cluster.gpus}."
                 )
-            if session.gpus > widest:
+            if needs > widest:
                 raise SimulationError(
-                    f"Session {session.name} needs {session.gpus} devices at once, and a host has "
+                    f"Session {session.name} needs {needs} devices at once, and a host has "
                     f"{widest} at most."
                 )
-            if session.memory > cluster.memory:
+            memory = session.memory * per_device(session.gpus, min(session.gpus, widest))
+            if memory > cluster.memory:
                 raise SimulationError(
-                    f"Session {session.name} needs {session.memory / 1e9:.1f} GB of a device, "
+                    f"Session {session.name} needs {memory / 1e9:.1f} GB of a device, "
                     f"which has {cluster.memory / 1e9:.1f}."
                 )
+        self._widest = widest
         self._scheduler, self._terms = scheduler, terms
         self._show, self._total = show, workload.cells
         self._runs: dict[SessionId, SessionRun] = {}
@@ -200,11 +204,19 @@ class Simulation:
                 terms.user,
                 terms.tier,
                 terms.weight,
-                session.gpus,
+                self._most(session),
                 session.memory,
+                gpus_min=session.gpus_min,
+                ranks=session.gpus,
             )
         )
         self._submit(run)
+
+    def _most(self, session: SimulatedSession) -> int:
+        """Return the devices that a session can use."""
+        if session.gpus_min is None:
+            return session.gpus
+        return sizes(session.gpus, session.gpus_min, self._widest)[-1]
 
     def _submit(self, run: SessionRun) -> None:
         world = self._world

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 GB = 10**9
 MINUTE = 60.0
@@ -17,6 +18,7 @@ MEMORY_DEFAULT = 8 * GB
 MINUTES_MAX = 1e7  # 19 years: longer ones are mistakes, and would take long to simulate
 HEADER = ("session", "num_gpu", "start_min", "dur_min")
 MEMORY_COLUMN = "memory_gb"
+LEAST_COLUMN = "min_gpu"
 
 
 class WorkloadError(ValueError):
@@ -53,12 +55,16 @@ class SimulatedSession:
         Bytes that it holds on each of them.
     cells : tuple of Cell
         At least one.
+    gpus_min : int, optional
+        Its cells are jobs with a rank per device, which run on as few devices as this, too: ranks
+        that share one take turns, and each holds its memory. None: they need exactly `gpus`.
     """
 
     name: str
     gpus: int
     memory: int
     cells: tuple[Cell, ...]
+    gpus_min: int | None = None
 
     @property
     def alone(self) -> float:
@@ -89,10 +95,12 @@ class Workload:
 
 
 def read(lines: Iterable[str]) -> Workload:
-    """Read a workload from CSV, ``session,num_gpu,start_min,dur_min[,memory_gb]``, a row per cell.
+    """Read a workload from CSV, a row per cell.
 
-    Rows of a session may be anywhere; they are sorted by their starts. A session needs the most
-    devices and memory that any of its rows names; without `memory_gb`, 8 GB.
+    The columns are ``session,num_gpu,start_min,dur_min[,memory_gb[,min_gpu]]``. Rows of a session
+    may be anywhere; they are sorted by their starts. A session needs the most devices and memory
+    that any of its rows names; without `memory_gb`, 8 GB. With `min_gpu`, in any of its rows, it is
+    elastic down to the most of these.
 
     Raises
     ------
@@ -103,11 +111,11 @@ def read(lines: Iterable[str]) -> Workload:
     numbered = ((n, text.strip()) for n, text in enumerate(lines, 1))
     rows = ((n, [field.strip() for field in text.split(",")]) for n, text in numbered if text)
     line, header = next(rows, (1, []))
-    columns = (*HEADER, MEMORY_COLUMN)[: max(len(header), len(HEADER))]
+    columns = (*HEADER, MEMORY_COLUMN, LEAST_COLUMN)[: max(len(header), len(HEADER))]
     if tuple(header) != columns:
-        names = f"{','.join(HEADER)}[,{MEMORY_COLUMN}]"
+        names = f"{','.join(HEADER)}[,{MEMORY_COLUMN}[,{LEAST_COLUMN}]]"
         raise WorkloadError(f"line {line}: the header must be {names}")
-    found: dict[str, list[tuple[float, float, int, int]]] = {}
+    found: dict[str, list[_Row]] = {}
     for number, fields in rows:
         if len(fields) != len(columns):
             raise WorkloadError(
@@ -115,11 +123,7 @@ def read(lines: Iterable[str]) -> Workload:
             )
         if not fields[0]:
             raise WorkloadError(f"line {number}: session is empty")
-        gpus = _number(number, "num_gpu", fields[1])
-        if gpus < 1 or gpus != int(gpus):
-            raise WorkloadError(
-                f"line {number}: num_gpu must be a whole number from 1, not {gpus:g}"
-            )
+        gpus = _count(number, "num_gpu", fields[1])
         start, duration = (
             _number(number, name, text) * MINUTE
             for name, text in zip(HEADER[2:], fields[2:4], strict=True)
@@ -131,7 +135,10 @@ def read(lines: Iterable[str]) -> Workload:
         memory = (
             _number(number, MEMORY_COLUMN, fields[4]) * GB if len(fields) > 4 else MEMORY_DEFAULT
         )
-        found.setdefault(fields[0], []).append((start, duration, int(gpus), int(memory)))
+        least = _count(number, LEAST_COLUMN, fields[5]) if any(fields[5:]) else 0
+        if least > gpus:
+            raise WorkloadError(f"line {number}: {LEAST_COLUMN} must not be more than num_gpu")
+        found.setdefault(fields[0], []).append(_Row(start, duration, gpus, int(memory), least))
     if not found:
         raise WorkloadError(f"line {line}: there is no row after the header")
     return arranged(_session(name, cells) for name, cells in found.items())
@@ -142,14 +149,32 @@ def arranged(sessions: Iterable[SimulatedSession]) -> Workload:
     return Workload(tuple(sorted(sessions, key=lambda session: session.cells[0].think)))
 
 
-def _session(name: str, rows: Sequence[tuple[float, float, int, int]]) -> SimulatedSession:
+class _Row(NamedTuple):
+    """One row; `least` is 0 if it has no `min_gpu`."""
+
+    start: float
+    duration: float
+    gpus: int
+    memory: int
+    least: int
+
+
+def _session(name: str, rows: Sequence[_Row]) -> SimulatedSession:
     cells, end = [], 0.0
-    for start, duration, _, _ in sorted(rows, key=lambda row: row[0]):
-        cells.append(Cell(max(0.0, start - end), duration))
-        end = max(start, end) + duration
-    return SimulatedSession(
-        name, max(row[2] for row in rows), max(row[3] for row in rows), tuple(cells)
-    )
+    for row in sorted(rows, key=lambda row: row.start):
+        cells.append(Cell(max(0.0, row.start - end), row.duration))
+        end = max(row.start, end) + row.duration
+    gpus, memory = max(row.gpus for row in rows), max(row.memory for row in rows)
+    least = max(row.least for row in rows)
+    return SimulatedSession(name, gpus, memory, tuple(cells), least or None)
+
+
+def _count(line: int, name: str, text: str) -> int:
+    """Read a whole number from 1."""
+    value = _number(line, name, text)
+    if value < 1 or value != int(value):
+        raise WorkloadError(f"line {line}: {name} must be a whole number from 1, not {value:g}")
+    return int(value)
 
 
 def _number(line: int, name: str, text: str) -> float:
@@ -173,7 +198,8 @@ def write(workload: Workload) -> Iterator[str]:
 
     Names that contain a comma or a line break cannot be written and raise `WorkloadError`.
     """
-    yield ",".join((*HEADER, MEMORY_COLUMN))
+    is_elastic = any(session.gpus_min is not None for session in workload.sessions)
+    yield ",".join((*HEADER, MEMORY_COLUMN, *([LEAST_COLUMN] if is_elastic else [])))
     for session in workload.sessions:
         if any(c in session.name for c in ",\r\n"):
             raise WorkloadError(f"session {shown(session.name)} has a comma or a line's end in it")
@@ -181,5 +207,6 @@ def write(workload: Workload) -> Iterator[str]:
         for cell in session.cells:
             now += cell.think
             minutes = f"{now / MINUTE:.7f},{cell.duration / MINUTE:.7f}"
-            yield f"{session.name},{session.gpus},{minutes},{session.memory / GB:.9f}"
+            row = f"{session.name},{session.gpus},{minutes},{session.memory / GB:.9f}"
+            yield f"{row},{session.gpus_min or ''}" if is_elastic else row
             now += cell.duration

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jupyter_sing.scheduler.events import Event
+from jupyter_sing.scheduler.gangs.ranks import per_device
 from jupyter_sing.scheduler.ids import DeviceId
 from jupyter_sing.simulator.cluster import SimulatedCluster, SimulatedDevices
 from jupyter_sing.simulator.outcome import SessionRecord, SimulationOutcome
@@ -35,6 +36,16 @@ class SessionRun:
     loaded: bool = False  # was on a device before
     cold: bool = False  # its memory is on disk
     demand_at_open: float = 0.0
+
+    @property
+    def slowness(self) -> int:
+        """Ranks that share the fullest of its devices, and take turns there."""
+        return per_device(self.session.gpus, len(self.devices)) if self.devices else 1
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds on each of the devices of its lease."""
+        return self.session.memory * self.slowness
 
 
 class SimulatedWorld:

@@ -94,7 +94,11 @@ def test_the_generator_is_a_workload(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("content", "gpus", "says"),
     [
-        (b"a,b\n", 1, "line 1: the header must be session,num_gpu,start_min,dur_min[,memory_gb]"),
+        (
+            b"a,b\n",
+            1,
+            "line 1: the header must be session,num_gpu,start_min,dur_min[,memory_gb[,min_gpu]]",
+        ),
         (b"", 1, "line 1: the header must be"),
         (ROWS.encode() + b"c,x,0,1,8\n", 1, "line 5: num_gpu must be a number from 0, not 'x'"),
         (ROWS.encode() + b"c,1,0,1\n", 1, "line 5: 5 fields are needed, there are 4"),
