@@ -17,13 +17,16 @@ from jupyter_sing.controller.decision_log import DecisionLog, SavedAccounts, rea
 from jupyter_sing.controller.decision_runner import DecisionRunner
 from jupyter_sing.controller.effective_policy import HostPolicy
 from jupyter_sing.controller.engine_driver import EngineDriver
+from jupyter_sing.controller.jobs.gang_leases import GangLeases
+from jupyter_sing.controller.jobs.jobs import Jobs
+from jupyter_sing.controller.lease_calls import LeaseCalls
 from jupyter_sing.controller.session_entry import SessionEntry
 from jupyter_sing.controller.shortfalls import shortfalls
 from jupyter_sing.controller.switch_cost import Bandwidth, Rate
 from jupyter_sing.controller.time_to_gpu import TimeToGpu
 from jupyter_sing.controller.wait_estimates import WaitEstimates
 from jupyter_sing.scheduler import events
-from jupyter_sing.scheduler.decisions import Decision, Guarantees
+from jupyter_sing.scheduler.decisions import Decision, Guarantees, Pack, Unpack
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.persistence import AccountsError
 from jupyter_sing.scheduler.policy import differences
@@ -56,7 +59,7 @@ LIVE = EngineSettings(
 )
 
 
-class Controller:
+class Controller(LeaseCalls):
     """An `kernelproxy.common.scheduler_api.Arbiter` that uses the engine.
 
     Parameters
@@ -88,6 +91,14 @@ class Controller:
         self._runner = DecisionRunner(
             self._sessions, self._journal, lambda session: self._outlooks.of(session),
             lambda known: self._allow(known, logged=True),
+            lambda name: self._jobs.leader_of(name),
+        )  # fmt: skip
+        self._gangs = GangLeases(
+            self._sessions, self._runner, self._waits, lambda event: self._driver.send(event), clock
+        )
+        self._jobs = Jobs(
+            self._sessions, self._gangs, self._runner, self._waits,
+            lambda event: self._driver.send(event), self._add, clock,
         )  # fmt: skip
         self._outlooks = WaitEstimates(
             lambda now: self._engine.outlooks(now), self._runner.named, clock
@@ -107,6 +118,7 @@ class Controller:
         before = read_accounts(self._directory)
         self._before = frozenset(before.sessions if before is not None else ())
         self._engine = _first_engine(found, self._settings(), guarantees, before, self._clock())
+        self._gangs.engine, self._jobs.device_count = self._engine, len(devices)
         self._driver = EngineDriver(
             self._engine, self._clock, self._carry_out, self._books.note_change
         )
@@ -117,26 +129,39 @@ class Controller:
         """See `Arbiter`."""
         if terms.session in self._before:
             self._driver.gather()
-        known = SessionEntry(terms, self._rules.standing(terms.user, terms.tier), terms.memory)
+        standing = self._rules.standing(terms.user, terms.tier)
+        known = SessionEntry(terms, standing, terms.memory, device=terms.device)
         self._sessions[terms.session] = known
         if terms.user not in self._users:
             self._users[terms.user] = None
             if self._rules.text:  # else all users have the same settings
                 self._driver.send(events.Reconfigured(self._clock(), self._settings()))
-        standing = known.standing
-        self._driver.send(
-            events.SessionAdded(
-                self._clock(), terms.session, standing.vc, terms.user, standing.tier,
-                memory=terms.memory, pinned=terms.pinned, may_pack=standing.may_pack,
-                device=terms.device, bound=terms.device if terms.bound else None,
-                resident=False,  # an agent starts without workers, even for recovered sessions
-            )
-        )  # fmt: skip
+        self._add(known)
         if terms.session in self._before:
             self._runner.note(
                 terms.session, "restart", "The controller was restarted. The session continues."
             )
         self._allow(known, logged=bool(self._rules.text))
+        self._jobs.opened(terms.session)
+
+    def _add(self, known: SessionEntry) -> None:
+        """Add a session to the engine.
+
+        An agent starts without workers, even for recovered sessions: a new one is not resident.
+        """
+        terms, standing = known.terms, known.standing
+        self._driver.send(
+            events.SessionAdded(
+                self._clock(), terms.session, standing.vc, terms.user, standing.tier,
+                memory=known.memory, pinned=terms.pinned, may_pack=standing.may_pack,
+                device=known.device, bound=terms.device if terms.bound else None,
+                resident=known.resident,
+            )
+        )  # fmt: skip
+
+    def joined(self, session: str, job: str, rank: int, size: int) -> None:
+        """See `Arbiter`."""
+        self._jobs.joined(session, job, rank, size)
 
     def changed(self, terms: SessionDescription) -> None:
         """See `Arbiter`."""
@@ -152,17 +177,19 @@ class Controller:
             )
         before, known.terms = known.terms, terms
         self._revise(known, anyway=before.pinned != terms.pinned)
+        self._jobs.review(terms.session)
 
     def _revise(self, known: SessionEntry, *, anyway: bool = False) -> None:
         """Re-apply the current policy to a session; `anyway`: even if its terms are the same."""
         standing, before = self._rules.standing(known.terms.user, known.terms.tier), known.standing
         known.standing = standing
         terms, known.sent = known.terms, False
-        if anyway or standing != before:
+        name = self._jobs.known_as(terms.session)
+        if name is not None and (anyway or standing != before):
             vc = standing.vc if standing.vc != before.vc else None
             self._driver.send(
                 events.TermsChanged(
-                    self._clock(), terms.session, standing.tier, 1.0, terms.pinned,
+                    self._clock(), name, standing.tier, 1.0, terms.pinned,
                     standing.may_pack, vc, device=terms.device,
                 )
             )  # fmt: skip
@@ -194,84 +221,17 @@ class Controller:
         """See `Arbiter`."""
         return self._rules.denied(user)
 
-    def joined(self, session: str, job: str, rank: int, size: int) -> None:
-        """See `Arbiter`."""
-
     def closed(self, session: str) -> None:
         """See `Arbiter`."""
         self._waits.forget(session)
-        self._driver.send(events.SessionRemoved(self._clock(), session))
+        if not self._jobs.closed(session):
+            self._driver.send(events.SessionRemoved(self._clock(), session))
         self._sessions.pop(session, None)
-
-    def wants(self, session: str) -> None:
-        """See `Arbiter`."""
-        self._waits.begin(session, self._clock())
-        self._driver.send(events.CellSubmitted(self._clock(), session))
-
-    def done(self, session: str) -> None:
-        """See `Arbiter`."""
-        self._waits.forget(session)
-        self._note_end(session)
-        self._driver.send(events.CellFinished(self._clock(), session))
-
-    def started(self, session: str, token: int) -> None:
-        """See `Arbiter`."""
-        if known := self._sessions.get(session):
-            self._waits.end(session, known.standing.tier, self._clock())
-        self._driver.send(events.Started(self._clock(), session, token))
-
-    def released(self, session: str, token: int) -> None:
-        """See `Arbiter`."""
-        self._note_end(session)
-        self._driver.send(events.Released(self._clock(), session, token))
-
-    def lost(self, session: str, why: str = "") -> None:
-        """See `Arbiter`."""
-        self._note_end(session, resident=False)
-        if why:
-            self._runner.note(session, "lost", why)
-        # It may have been idle; it then needs a lease so that its state can be restored.
-        self._driver.send(events.WorkerDied(self._clock(), session))
-        self._driver.send(events.CellSubmitted(self._clock(), session))
-
-    def moved(self, session: str, device: str, *, resident: bool) -> None:
-        """See `Arbiter`."""
-        self._driver.send(events.Moved(self._clock(), session, device, resident))
-
-    def evicted(self, session: str, device: str) -> None:
-        """See `Arbiter`."""
-        self._note_end(session, resident=False)
-        self._driver.send(events.Evicted(self._clock(), session, device))
-
-    def refused(self, session: str, token: int, why: str) -> None:
-        """See `Arbiter`."""
-        log.warning("Session %s could not use its turn: %s", session, why)
-        self._note_end(session)
-        self._driver.send(events.GrantRefused(self._clock(), session, token, why))
 
     def device_changed(self, device: str, *, failed: bool) -> None:
         """See `Arbiter`."""
         event = events.DeviceFailed if failed else events.DeviceHealed
         self._driver.send(event(self._clock(), device))
-
-    def stayed(self, session: str, device: str, why: str) -> None:
-        """See `Arbiter`."""
-        log.warning("Session %s could not leave %s: %s", session, device, why)
-        self._driver.send(events.Stayed(self._clock(), session, device, why))
-
-    def measured(
-        self,
-        session: str,
-        memory: int,
-        seconds: float,
-        step_seconds: float | None = None,
-        nadir: float | None = None,
-    ) -> None:
-        """See `Arbiter`."""
-        if known := self._sessions.get(session):
-            known.memory = memory
-        now = self._clock()
-        self._driver.send(events.Measured(now, session, memory, seconds, step_seconds, nadir))
 
     def switched(self, device: str, nbytes: int, seconds: float) -> None:
         """See `Arbiter`."""
@@ -282,11 +242,13 @@ class Controller:
 
     def contended(self, session: str) -> bool:
         """See `Arbiter`."""
-        return self._engine.contended(session)
+        job = self._jobs.of(session)
+        return self._engine.contended(session if job is None else job.id)
 
     def outlook(self, session: str) -> SessionOutlook | None:
         """See `Arbiter`."""
-        return self._outlooks.of(session)
+        job = self._jobs.of(session)
+        return self._outlooks.of(session if job is None else job.id)
 
     def sharing(self) -> SharingView:
         """See `Arbiter`.
@@ -302,7 +264,9 @@ class Controller:
 
     def held(self) -> dict[str, tuple[str, int]]:
         """Return the device and the token of every lease, by session."""
-        return self._engine.held()
+        held = self._engine.held()
+        alone = {name: lease for name, lease in held.items() if not self._jobs.by_id(name)}
+        return alone | self._jobs.held()
 
     def policy(self) -> str:
         """See `Arbiter`."""
@@ -311,7 +275,10 @@ class Controller:
     def apply(self, text: str, *, dry: bool) -> PolicyEffect:
         """See `Arbiter`."""
         rules = HostPolicy(text, self._nodes)
-        views = [known.view() for known in self._sessions.values()]
+        views = [
+            known.view(self._jobs.devices_of(name, held=known.holds))
+            for name, known in self._sessions.items()
+        ]
         found = differences(self._rules.policy, rules.policy, views)
         if not dry:
             policy_file.keep(self._directory, text)
@@ -342,17 +309,20 @@ class Controller:
     def _carry_out(self, decisions: list[Decision]) -> None:
         self._outlooks.forget()
         for decision in decisions:
-            self._runner.carry_out(decision)
-
-    def _note_end(self, session: str, *, resident: bool = True) -> None:
-        """Record that a session no longer holds a device."""
-        if known := self._sessions.get(session):
-            known.holds, known.resident = False, known.resident and resident
+            job = None
+            if not isinstance(decision, Pack | Unpack):
+                job = self._jobs.by_id(decision.session)
+            if job is None:
+                self._runner.carry_out(decision)
+            else:
+                self._gangs.carry_out(job, decision)
 
     def _take(self, now: float) -> AccountsUpdate:
         """Return what to save, and send all waiting sessions their current outlook."""
         for session in self._outlooks.waiting():
-            if outlook := self._outlooks.of(session):
+            if job := self._jobs.by_id(session):
+                self._gangs.explain(job)
+            elif outlook := self._outlooks.of(session):
                 self._actions.explain(session, outlook.reason)
         is_changing = any(known.holds for known in self._sessions.values())
         return AccountsUpdate(list(self._sessions), self._engine.accounts(now), is_changing)

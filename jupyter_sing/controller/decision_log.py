@@ -52,9 +52,10 @@ class DecisionEntry:
     session, name : str
         Id and name of the session.
     kind : str
-        ``grant``, ``preempt``, ``evict``, ``migrate``, ``pack``, ``unpack``, ``queued``; ``terms``
-        if other terms apply to it from then on; ``lost`` if its worker was ended; ``restart`` if
-        the controller was restarted.
+        ``grant``, ``preempt``, ``evict``, ``migrate``, ``pack``, ``unpack``, ``queued``;
+        ``shrink`` and ``grow`` if its job gets fewer or more devices; ``terms`` if other terms
+        apply to it from then on; ``lost`` if its worker was ended; ``restart`` if the controller
+        was restarted.
     reason : str
         A sentence.
     """

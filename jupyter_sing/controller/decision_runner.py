@@ -37,6 +37,8 @@ class DecisionRunner:
         Returns the outlook of a session that waits.
     on_guarantee : callable
         Called with a session of which the tier target is kept from now on, or is not.
+    leader_of : callable
+        Returns the rank that stands for a job, by the job's name in the engine.
     """
 
     actions: Actions
@@ -47,9 +49,11 @@ class DecisionRunner:
         log: DecisionLog,
         outlook: Callable[[str], SessionOutlook | None],
         on_guarantee: Callable[[SessionEntry], None],
+        leader_of: Callable[[str], SessionEntry | None],
     ) -> None:
         self._sessions, self._log = sessions, log
-        self._outlook, self._on_guarantee = outlook, on_guarantee
+        self.outlook, self._on_guarantee = outlook, on_guarantee
+        self._leader_of = leader_of
 
     def carry_out(self, decision: Decision) -> None:
         """Have the agent act on a decision, and log it."""
@@ -57,13 +61,13 @@ class DecisionRunner:
             self._note_company(decision)
             return
         if isinstance(decision, GuaranteeChanged):
-            self._note_guarantee(decision)
+            self.note_guarantee(decision.session, decision)
             return
         why = self.named(decision.reason, decision.session)
         match decision:
             case Grant(session, devices, token, quantum):
                 if known := self._sessions.get(session):
-                    known.holds = known.resident = True
+                    known.token, known.granted = token, devices[0]
                 why = f"It may use {device_name(devices[0])} for {quantum:g} s: {why}."
                 self.actions.grant(session, devices[0], token)
             case Preempt(session, token, _, within):
@@ -77,7 +81,7 @@ class DecisionRunner:
                 why = f"It moves from {device_name(source)} to {device_name(target)}: {why}."
                 self.actions.migrate(session, source, target)
             case Queued(session):
-                outlook = self._outlook(session)
+                outlook = self.outlook(session)
                 if outlook is None:
                     return  # it no longer waits
                 why = outlook.reason
@@ -98,15 +102,19 @@ class DecisionRunner:
             does = "It shares" if isinstance(decision, Pack) else "It no longer shares"
             self.note(session, kind, f"{does} {beside}: {why}.")
 
-    def _note_guarantee(self, decision: GuaranteeChanged) -> None:
+    def note_guarantee(self, session: str, decision: GuaranteeChanged) -> None:
         """Tell a session whether the target of its tier is kept."""
-        if known := self._sessions.get(decision.session):
+        if known := self._sessions.get(session):
             known.shortfall = "" if decision.kept else decision.reason.partition(": ")[2]
             if known.sent:  # else it is about to be
                 self._on_guarantee(known)
 
+    def _entry(self, name: str) -> SessionEntry | None:
+        """Return the session of that id, or the one that stands for the job of that id."""
+        return self._sessions.get(name) or self._leader_of(name)
+
     def _name(self, session: str) -> str:
-        known = self._sessions.get(session)
+        known = self._entry(session)
         return session if known is None else known.terms.name
 
     def named(self, reason: str, session: str) -> str:
@@ -114,10 +122,10 @@ class DecisionRunner:
 
         Of another user's session, the reader sees only the name of that user.
         """
-        reader = self._sessions.get(session)
+        reader = self._entry(session)
 
         def name(found: re.Match[str]) -> str:
-            other = self._sessions.get(found[0])
+            other = self._entry(found[0])
             if other is None or reader is None or other.terms.user == reader.terms.user:
                 return self._name(found[0])
             return other.terms.user

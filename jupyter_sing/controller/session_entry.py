@@ -19,8 +19,14 @@ class SessionEntry:
     standing : EffectiveTerms
     memory : int
         Bytes that it used at the last report.
-    holds : bool
-        True if it has a lease.
+    device : str
+        Where it is, or was last.
+    token : int, optional
+        Of the lease that it has.
+    granted : str
+        Device of that lease.
+    wants : bool
+        True if it has something to execute.
     resident : bool
         True if its memory is on its device.
     shortfall : str
@@ -32,12 +38,20 @@ class SessionEntry:
     terms: SessionDescription
     standing: EffectiveTerms
     memory: int
-    holds: bool = False
+    device: str = ""
+    token: int | None = None
+    granted: str = ""
+    wants: bool = False
     resident: bool = False
     shortfall: str = ""
     sent: bool = False
 
-    def view(self) -> SessionUse:
-        """Return the session as `differences` of policies need it."""
+    @property
+    def holds(self) -> bool:
+        """True if it has a lease."""
+        return self.token is not None
+
+    def view(self, devices: int) -> SessionUse:
+        """Return the session as `differences` of policies need it; it has that many devices."""
         memory = self.memory if self.resident else 0
-        return SessionUse(self.terms.user, self.holds, int(self.holds), memory)
+        return SessionUse(self.terms.user, self.holds, devices, memory)

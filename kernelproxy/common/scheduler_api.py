@@ -147,6 +147,12 @@ class Arbiter(Protocol):
     def opened(self, terms: SessionDescription) -> None:
         """Notify of a new session."""
 
+    def joined(self, session: str, job: str, rank: int, size: int) -> None:
+        """Notify that a session is a rank of a job, from 0 to `size` - 1; idempotent.
+
+        The ranks of a job are scheduled together. `job` names it among those of its user.
+        """
+
     def changed(self, terms: SessionDescription) -> None:
         """Apply new terms that the session's user requested: `pinned`, `tier`, or a name.
 
@@ -158,18 +164,6 @@ class Arbiter(Protocol):
 
     def admits(self, user: str) -> str:
         """Return a sentence why a user may not use any device at present; empty: they may."""
-
-    def joined(self, session: str, job: str, rank: int, size: int) -> None:
-        """Notify that a session is one rank of a job now, and of no other job.
-
-        Parameters
-        ----------
-        session : str
-        job : str
-            Id of the job, the same for all its ranks; no other job has it.
-        rank, size : int
-            Number of the rank, and of all ranks.
-        """
 
     def closed(self, session: str) -> None:
         """Notify that a session has ended, and its lease with it."""
@@ -315,14 +309,14 @@ class UnrestrictedArbiter:
     def _grant(self, session: str) -> None:
         self._actions.grant(session, self._devices[session], next(self._tokens))
 
+    def joined(self, session: str, job: str, rank: int, size: int) -> None:
+        pass
+
     def changed(self, terms: SessionDescription) -> None:
         pass
 
     def admits(self, user: str) -> str:
         return ""
-
-    def joined(self, session: str, job: str, rank: int, size: int) -> None:
-        pass
 
     def closed(self, session: str) -> None:
         self._devices.pop(session, None)

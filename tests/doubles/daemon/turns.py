@@ -39,14 +39,14 @@ class Turns:
     def opened(self, terms: SessionDescription) -> None:
         self.device[terms.session] = terms.device
 
+    def joined(self, session: str, job: str, rank: int, size: int) -> None:
+        pass
+
     def changed(self, terms: SessionDescription) -> None:
         pass
 
     def admits(self, user: str) -> str:
         return ""
-
-    def joined(self, session: str, job: str, rank: int, size: int) -> None:
-        pass
 
     def closed(self, session: str) -> None:
         if self.device.get(session):

@@ -134,6 +134,8 @@ class MachineNotebook:
     python, kernel = "python", SimpleNamespace(torch_version="2", pid=1)
     awaited = False
     memory_limit, used, owner = 1 << 60, 0, 1
+    #: Job that it is a rank of: its name, the number of the rank, and that of all ranks.
+    rank: tuple[str, int, int] | None = None
     observed = SimpleNamespace(suspend_failure="")
 
     def __init__(
@@ -177,6 +179,13 @@ class MachineNotebook:
         self.allocator.tenants[self.id] = self.tenant
         self.attending = asyncio.create_task(self._attend())
         self.arbiter.opened(self.terms())
+        if self.rank is not None:
+            self.arbiter.joined(self.id, *self.rank)
+
+    def join(self, job: str, rank: int, size: int) -> None:
+        """Become a rank of a job, also for later agents."""
+        self.rank = job, rank, size
+        self.arbiter.joined(self.id, job, rank, size)
 
     def terms(self) -> SessionDescription:
         return SessionDescription(
