@@ -6,6 +6,7 @@ Started by torchrun. Each rank prints its device, the number of ranks, and the h
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 
 import torch
@@ -38,8 +39,9 @@ def main(output: str) -> None:
     assert trainer.model is not None
     for weight in trainer.model.parameters():
         bits.update(weight.detach().cpu().numpy().tobytes())
-    print(f"rank {arguments.local_process_index} of {arguments.world_size} on {arguments.device}: "
-          f"{bits.hexdigest()[:16]}", flush=True)  # fmt: skip
+    place = f"rank {arguments.local_process_index} of {arguments.world_size}"
+    line = f"{place} on {arguments.device}: {bits.hexdigest()[:16]}\n"
+    os.write(sys.stdout.fileno(), line.encode())  # other ranks write to the same pipe
 
 
 if __name__ == "__main__":
