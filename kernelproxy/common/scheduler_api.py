@@ -131,6 +131,9 @@ class Actions(Protocol):
     def explain(self, session: str, reason: str) -> None:
         """Set the user-facing sentence that explains why a session waits."""
 
+    def describe(self, session: str, sentence: str) -> None:
+        """Set a user-facing sentence about how a session executes; empty: nothing special."""
+
     def allow(self, session: str, allowance: Allowance) -> None:
         """Set the limits of a session."""
 

@@ -287,6 +287,7 @@ class GangLeases:
         job.places = None  # the engine counts all ranks there, until it is notified
         text = self._runner.named(self.engine.job_text(job.id) or "", job.leader)
         for each in list(job.ranks):
+            self._runner.actions.describe(each, f"{text}.")
             if each in job.ranks and job.lease is lease and known[each].wants:
                 why = f"It may use {device_name(job.seat(each))} for {grant.quantum:g} s. {text}."
                 self._runner.note(each, grant.kind, why)

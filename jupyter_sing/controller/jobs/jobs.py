@@ -206,6 +206,7 @@ class Jobs:
                 continue  # it has never been taken out
             known = self._sessions[each]
             self._add(known)
+            self._runner.actions.describe(each, "")
             if known.wants:
                 self._send(events.CellSubmitted(self._clock(), each))
         job.awaited.clear()

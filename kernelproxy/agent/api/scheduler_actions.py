@@ -125,6 +125,13 @@ class SchedulerActions:
             found.lease.reason = reason
             found.core.request_reconcile()
 
+    def describe(self, session: str, sentence: str) -> None:
+        """See `Actions`."""
+        found = self._sessions.get(session)
+        if found and found.lease.manner != sentence:
+            found.lease.manner = sentence
+            found.core.request_reconcile()
+
     def allow(self, session: str, allowance: Allowance) -> None:
         """See `Actions`."""
         if found := self._sessions.get(session):

@@ -110,6 +110,8 @@ class ObservedState:
 
     def _running_reason(self) -> str:
         """Return a sentence about a session that executes, and about the sessions beside it."""
+        if self._lease.manner:
+            return f"{reasons.RUNNING} {self._lease.manner}"
         others = self._lease.monitor.company()
         if not others or not self._lease.scheduled:
             return reasons.RUNNING

@@ -25,6 +25,7 @@ class AgentSession:
     token: int | None = None
     executes: bool = False
     reason: str = ""
+    manner: str = ""
 
 
 class Journal:
@@ -227,6 +228,9 @@ class AgentDouble:
 
     def explain(self, session: str, reason: str) -> None:
         self.sessions[session].reason = reason
+
+    def describe(self, session: str, sentence: str) -> None:
+        self.sessions[session].manner = sentence
 
     def allow(self, session: str, allowance: Allowance) -> None:
         assert session in self.sessions

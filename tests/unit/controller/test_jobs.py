@@ -137,10 +137,12 @@ async def test_a_job_shrinks_for_a_premium_cell_and_grows_again(agent: AgentDoub
     text = "Job of 4 ranks shrinks from 2 devices to 1: alice waits with premium."
     for each in RANKS:
         assert agent.noted(each, "shrink") == [text]
-        assert agent.noted(each, "grant")[-1].endswith(
+        manner = (
             "Job of 4 ranks runs on 1 of 2 devices: alice waits with premium; it grows again when"
             " a device has been idle for 30 s."
         )
+        assert agent.noted(each, "grant")[-1].endswith(manner)
+        assert agent.sessions[each].manner == manner
     agent.rest(ALICE)
     await asyncio.sleep(29.0)
     assert agent.where(*RANKS) == ["cpu:0"] * 4
@@ -262,6 +264,7 @@ async def test_a_pinned_rank_parts_the_job_until_it_is_unpinned(agent: AgentDoub
     agent.pin(RANKS[0])
     await asyncio.sleep(1.0)
     assert len(agent.controller._engine._sessions) == 4
+    assert {agent.sessions[each].manner for each in RANKS} == {""}
     place = agent.sessions[RANKS[0]].device
     await asyncio.sleep(60.0)
     assert agent.sessions[RANKS[0]].device == place
