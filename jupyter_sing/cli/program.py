@@ -24,9 +24,8 @@ from kernelproxy.common.protocol import (
 )
 from kernelproxy.common.readable import escaped
 from kernelproxy.kernel import gpu_access
-from kernelproxy.kernel.activation import RANKS_VARIABLE
 from kernelproxy.kernel.activation.child_session import DEVICE_VARIABLE, NAME_VARIABLE
-from kernelproxy.kernel.activation.state import CHILDREN_VARIABLE
+from kernelproxy.kernel.activation.state import CHILDREN_VARIABLE, RANKS_VARIABLE
 from kernelproxy.kernel.files import tracker
 from kernelproxy.native import build as native
 from kernelproxy.native import tools

@@ -55,8 +55,7 @@ class DeviceLease:
         self._arbiter = arbiter
         #: User-facing reason why it waits; "" until the scheduler gives one.
         self.reason = ""
-        #: User-facing sentence about how it executes, from the scheduler; "": nothing special.
-        self.manner = ""
+        self.manner = ""  # user-facing sentence of the scheduler, how it executes
         self._token: int | None = None
         self._reserved: tuple[int, str] | None = None  # token of a lease on another device
         self._asked = self._started = self._closed = False

@@ -20,7 +20,14 @@ import sys
 
 from kernelproxy.kernel import gpu_access
 from kernelproxy.kernel.activation import python_path, state
-from kernelproxy.kernel.activation.state import Activation, cell, cell_asked, current
+from kernelproxy.kernel.activation.state import (
+    RANKS_VARIABLE,
+    Activation,
+    cell,
+    cell_asked,
+    current,
+    ranks,
+)
 
 __all__ = [
     "Activation",
@@ -34,9 +41,6 @@ __all__ = [
     "ranks",
     "set_ranks",
 ]
-
-#: Number of devices that this process, and those that it starts, see.
-RANKS_VARIABLE = "SING_RANKS"
 
 
 def activate() -> bool:
@@ -112,12 +116,6 @@ def listen() -> None:
     os.register_at_fork(after_in_child=link.disown)
     state.listens(link)
     link.start()
-
-
-def ranks() -> int:
-    """Return the number of devices that this process sees: see `set_ranks`."""
-    text = os.environ.get(RANKS_VARIABLE, "")
-    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def set_ranks(count: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from kernelproxy.kernel.activation import RANKS_VARIABLE, ranks
+from kernelproxy.kernel.activation.state import RANKS_VARIABLE, ranks
 
 
 def install(watch: Callable[[str, Callable[[ModuleType], None]], None]) -> None:

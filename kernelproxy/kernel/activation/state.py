@@ -117,6 +117,8 @@ class Activation:
 CLIENT_VARIABLE = "SING_CLIENT"
 #: 0: processes that a kernel or program starts or forks have no device.
 CHILDREN_VARIABLE = "SING_CHILDREN"
+#: Number of devices that this process, and those that it starts, see.
+RANKS_VARIABLE = "SING_RANKS"
 #: A reason for `explain`.
 HIDDEN = "CUDA_VISIBLE_DEVICES hides all devices"
 
@@ -131,6 +133,12 @@ on_restored: Callable[[Woken], object] | None = None
 def children_have_sessions() -> bool:
     """True if processes that this one starts or forks open sessions of their own."""
     return os.environ.get(CHILDREN_VARIABLE, "") != "0"
+
+
+def ranks() -> int:
+    """Return the number of devices that this process sees: see `activation.set_ranks`."""
+    text = os.environ.get(RANKS_VARIABLE, "")
+    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def begin_child() -> None:
