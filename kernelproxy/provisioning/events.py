@@ -12,7 +12,7 @@ EVENT_ID = "https://schema.jupyter.org/jupyter_sing/session/v1"
 _REPORTED_FIELDS = (
     "kernel_id", "state", "tier", "reason", "name", "owner", "memory", "pinned", "priority",
     "served_as", "recoverable", "queued_for", "queue_position", "expected_wait", "last_checkpoint",
-    "suspended_by", "suspended_at", "shared", "promised",
+    "suspended_by", "suspended_at", "shared", "promised", "job", "rank", "ranks",
 )  # fmt: skip
 
 

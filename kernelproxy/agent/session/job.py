@@ -73,6 +73,7 @@ class JobMembership:
             return
         self.job = job
         self._core.persist()
+        self._core.changed()
         self._report(job)
 
     def _report(self, job: JobRank) -> None:

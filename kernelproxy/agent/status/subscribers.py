@@ -38,7 +38,7 @@ MEMORY_PART, MEMORY_BYTES = 0.01, 16 << 20
 WAIT_SECONDS, WAIT_PART = 1.0, 0.1
 _NOTIFIED_FIELDS = (
     "state", "tier", "device", "reason", "name", "pinned", "priority", "served_as", "recoverable",
-    "last_checkpoint", "progress", "queue_position", "worker_pid", "shared",
+    "last_checkpoint", "progress", "queue_position", "worker_pid", "shared", "job", "rank", "ranks",
 )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def test_change_of_a_session_is_an_event(fake_daemon: FakeDaemon) -> None:
                 "priority": None, "served_as": "standard", "recoverable": True,
                 "queued_for": 0.0, "queue_position": None, "expected_wait": None,
                 "last_checkpoint": None, "suspended_by": None, "suspended_at": None,
-                "shared": None, "promised": 0.7,
+                "shared": None, "promised": 0.7, "job": "", "rank": None, "ranks": None,
             }  # fmt: skip
             fake_daemon.tell(SESSION | {"state": "queued", "queue_position": 2})
             assert await events.next() == first | {"state": "queued", "queue_position": 2}

@@ -28,7 +28,11 @@ def membership(told: Told, owner: int = 7) -> tuple[JobMembership, list[str]]:
     """Return a session's membership, and what is done to its core."""
     done: list[str] = []
     core: Any = SimpleNamespace(
-        id="s", owner=owner, check_usable=lambda: None, persist=lambda: done.append("persist")
+        id="s",
+        owner=owner,
+        check_usable=lambda: None,
+        persist=lambda: done.append("persist"),
+        changed=lambda: done.append("changed"),
     )
     arbiter: Any = told
     return JobMembership(core, arbiter), done
@@ -57,9 +61,9 @@ def test_a_job_is_persisted_before_the_scheduler_knows_it_and_once() -> None:
     member, done = membership(told)
     for _ in range(2):
         member.join(JobRank("run", 1, 2))
-    assert (told.calls, done) == ([("s", "7:run", 1, 2)], ["persist"])
+    assert (told.calls, done) == ([("s", "7:run", 1, 2)], ["persist", "changed"])
     member.join(JobRank("later", 0, 1))
-    assert (len(told.calls), len(done)) == (2, 2)
+    assert (len(told.calls), len(done)) == (2, 4)
 
 
 def test_equal_ids_of_two_users_are_two_jobs() -> None:

@@ -23,6 +23,7 @@ GIB = 1 << 30
         ({"progress": {"verb": "checkpoint", "checkpoint": "a", "done": 1, "total": 2}}, True),
         ({"queue_position": 1}, True),
         ({"worker_pid": None}, True),
+        ({"job": "run", "rank": 0, "ranks": 2}, True),
     ],
 )
 def test_changes_that_are_not_shown_are_not_sent(changes: dict[str, Any], notified: bool) -> None:
