@@ -5,6 +5,7 @@ import { deviceIcon, outsideIcon, pinIcon } from '../ui/icons';
 import { percentText } from '../text/format';
 import { MemoryBar } from '../ui/memorybar';
 import type { Rows } from './rows';
+import { SessionName } from '../ui/sessionname';
 import { StateIcon } from '../ui/stateicon';
 import { CommandIDs } from '../api/tokens';
 
@@ -90,11 +91,15 @@ export function SessionLabel(
   return (
     <span
       className="jp-Sing-row"
-      title={[row.sentence, row.memory].filter(Boolean).join(' · ')}
+      title={[row.name, row.sentence, row.device, row.memory].filter(Boolean).join(' · ')}
       ref={node}
     >
       <StateIcon shown={row.shown} />
-      <span className="jp-Sing-rowName">{props.isNested ? row.rank : row.name}</span>
+      {props.isNested ? (
+        <span className="jp-Sing-rowRank">{row.rank}</span>
+      ) : (
+        <SessionName className="jp-Sing-rowName" name={row.name} />
+      )}
       {row.owner && row.name !== row.owner && !props.isNested && (
         <span className="jp-Sing-rowOwner" title={row.owner}>
           {row.owner}
@@ -141,17 +146,28 @@ function Action(props: {
   );
 }
 
-/** A job: its name, the number of its ranks on the device above it, and their memory. */
-export function JobLabel(props: { rows: Rows; id: string } & ISearched): React.JSX.Element | null {
+/** A job: its name, the number of its ranks, where they are, and their memory. */
+export function JobLabel(
+  props: { rows: Rows; id: string; open: (() => void) | undefined } & ISearched
+): React.JSX.Element | null {
   const row = useRow(props.rows, () => props.rows.job(props.id));
+  const node = useOpenByKey(props.open);
   if (row === undefined) {
     return null;
   }
+  const text = [row.count, row.place].filter(Boolean).join(' ');
   return (
-    <span className="jp-Sing-row" title={[row.count, row.memory].filter(Boolean).join(' · ')}>
+    <span
+      className="jp-Sing-row"
+      title={[row.name, text, row.memory].filter(Boolean).join(' · ')}
+      ref={node}
+    >
       <treeViewIcon.react className="jp-Sing-rowIcon" tag="span" />
       <span className="jp-Sing-rowName">{row.name}</span>
-      <span className="jp-Sing-rowWord">{row.count}</span>
+      <span className="jp-Sing-rowWord">
+        {row.count}
+        {row.place && <span className="jp-Sing-rowPlace"> {row.place}</span>}
+      </span>
       <span className="jp-Sing-rowMemory">{row.memory}</span>
     </span>
   );

@@ -4,6 +4,16 @@ import { isWaiting } from '../text/facts';
 import type { Shown } from '../ui/icons';
 import type { Device, ISingModel, Outside, Session } from '../api/tokens';
 import { isMine, obstacle } from '../text/sessionactions';
+import {
+  type IJob,
+  isRank,
+  jobId,
+  jobName,
+  jobsOf,
+  partsOf,
+  placeText,
+  ranksText
+} from '../text/jobs';
 import { bytesText, occupancyText, usedPercent } from '../text/format';
 import { deviceName, sessionName, shown, stateSentence, stateWord } from '../text/words';
 
@@ -46,12 +56,14 @@ export interface IOutsideRow {
   readonly sentence: string;
 }
 
-/** Contents of the row of a job: of those of its ranks that are on a device. */
+/** Contents of the row of a job: of all its ranks, or of those that are on a device. */
 export interface IJobRow {
   readonly id: string;
   readonly name: string;
   /** Number of ranks. */
   readonly count: string;
+  /** Where they are; empty if the row is below that device. */
+  readonly place: string;
   readonly memory: string;
 }
 
@@ -59,7 +71,8 @@ export interface IJobRow {
 export interface IEntry {
   readonly id: string;
   readonly isJob: boolean;
-  readonly mine: boolean;
+  /** Id of the session whose notebook is opened from the row; empty if there is none. */
+  readonly opens: string;
   /** Sessions of processes that its process has started, and their jobs; or ranks. */
   readonly below: readonly IEntry[];
 }
@@ -68,6 +81,8 @@ export interface IEntry {
 export interface IGroup {
   readonly device: string | null;
   readonly sessions: readonly IEntry[];
+  /** Ids of the rows of jobs that are listed elsewhere, and have ranks on the device. */
+  readonly parts: readonly string[];
   /** Ids of the rows of processes outside of sessions. */
   readonly outside: readonly string[];
 }
@@ -149,7 +164,9 @@ export class Rows {
     this._sessions = renewed(this._sessions, sessions, each =>
       this._sessionRow(each, several && each.name ? each.owner : '')
     );
-    this._jobs = renewed(this._jobs, jobsOf(sessions), each => this._jobRow(each));
+    this._jobs = renewed(this._jobs, [...jobsOf(sessions), ...partsOf(sessions)], each =>
+      this._jobRow(each)
+    );
     const waiting = new Map<string | null, number>();
     sessions
       .filter(isWaiting)
@@ -182,17 +199,14 @@ export class Rows {
     };
   }
 
-  private _jobRow({ id, ranks }: IJob): IJobRow {
+  private _jobRow({ id, device, ranks }: IJob): IJobRow {
     const { _trans: trans } = this;
-    const [first] = ranks;
     const memory = ranks.reduce((sum, each) => sum + each.memory, 0);
     return {
       id,
-      name: sessionName(first, trans).replace(/ rank \d+$/, ''),
-      count:
-        ranks.length === first.ranks
-          ? trans.__('%1 ranks', ranks.length)
-          : trans.__('%1 of %2 ranks', ranks.length, first.ranks),
+      name: jobName(ranks, trans),
+      count: ranksText(ranks, trans),
+      place: device === null ? placeText(ranks, trans) : '',
       memory: memory > 0 ? bytesText(memory) : ''
     };
   }
@@ -223,22 +237,23 @@ export class Rows {
 
   private _grouped(outside: readonly IOutsideUse[]): IGroup[] {
     const { devices, sessions } = this._model;
-    const known = new Map(devices.map(each => [each.id, [] as Session[]]));
-    const elsewhere: Session[] = [];
-    sessions.forEach(each => (known.get(each.device ?? '') ?? elsewhere).push(each));
-    const name = ({ id }: Session) => this._sessions.get(id)?.name ?? '';
-    const ordered = (here: Session[]) =>
-      here.sort(
-        (a, b) =>
-          name(a).localeCompare(name(b), undefined, { numeric: true }) || a.id.localeCompare(b.id)
-      );
-    const group = (device: string | null, here: Session[]): IGroup => ({
-      device,
-      sessions: entries(ordered(here)),
-      outside: outside.filter(each => each.device === device).map(each => each.id)
-    });
-    const groups = [...known].map(([device, here]) => group(device, here));
-    return elsewhere.length > 0 ? [...groups, group(null, elsewhere)] : groups;
+    const tree = new Tree(sessions, devices, ({ id }) => this._sessions.get(id)?.name ?? '');
+    const parts = partsOf(sessions);
+    const group = (device: string | null): IGroup => {
+      const entries = tree.on(device);
+      const shown = new Set(flat(entries).map(each => each.id));
+      return {
+        device,
+        sessions: entries,
+        parts: parts
+          .filter(each => each.device === device && !shown.has(jobId(each.ranks[0])))
+          .map(each => each.id),
+        outside: outside.filter(each => each.device === device).map(each => each.id)
+      };
+    };
+    const elsewhere = group(null);
+    const groups = devices.map(each => group(each.id));
+    return elsewhere.sessions.length > 0 ? [...groups, elsewhere] : groups;
   }
 
   private _noteText(): string {
@@ -263,55 +278,75 @@ export class Rows {
   private _shape = '';
 }
 
-/** Those ranks of a job that are on a device. */
-interface IJob {
-  readonly id: string;
-  readonly ranks: Session[];
+/** Return entries and all that is below them. */
+export function flat(entries: readonly IEntry[]): IEntry[] {
+  return entries.flatMap(each => [each, ...flat(each.below)]);
 }
 
-/** True if a session is one of several ranks of a job. */
-function isRank(session: Session): boolean {
-  return (session.ranks ?? 1) > 1;
-}
-
-/** Id of the row of a rank's job on the rank's device. */
-function jobId({ device, owner, parent, job }: Session): string {
-  return JSON.stringify([device, owner, parent, job]);
-}
-
-function jobsOf(sessions: readonly Session[]): IJob[] {
-  const found = new Map<string, IJob>();
-  for (const each of sessions.filter(isRank)) {
-    const id = jobId(each);
-    const job = found.get(id) ?? { id, ranks: [] };
-    job.ranks.push(each);
-    found.set(id, job);
+/**
+ * Sessions as they are nested: below each those of processes that it started, ranks below jobs.
+ *
+ * Note [Places of jobs]: a job has one row, also if its ranks are on several devices and are
+ * migrated between them, so that its rows stay where they are: below the session whose process has
+ * started it, else after the devices. Other devices that have ranks of it say so in a row without
+ * any below. If there is one device only, all is below that.
+ */
+class Tree {
+  constructor(
+    sessions: readonly Session[],
+    private readonly _devices: readonly Device[],
+    name: (session: Session) => string
+  ) {
+    const ordered = [...sessions].sort(
+      (a, b) =>
+        name(a).localeCompare(name(b), undefined, { numeric: true }) || a.id.localeCompare(b.id)
+    );
+    const known = new Map(sessions.map(each => [each.id, each]));
+    for (const each of ordered) {
+      const parent = known.get(each.parent);
+      const isBelow = parent && (isRank(each) || parent.device === each.device);
+      const place = isBelow ? parent.id : '';
+      this._below.set(place, [...(this._below.get(place) ?? []), each]);
+    }
   }
-  return [...found.values()];
-}
 
-/** Nest the sessions of a device: below each those of processes that it started, ranks below jobs. */
-function entries(here: readonly Session[]): IEntry[] {
-  const known = new Set(here.map(each => each.id));
-  const parentOf = ({ parent }: Session) => (known.has(parent) ? parent : '');
-  const session = (each: Session): IEntry => {
-    return { id: each.id, isJob: false, mine: isMine(each), below: below(each.id) };
-  };
-  const below = (parent: string): IEntry[] => {
-    const siblings = here.filter(each => parentOf(each) === parent);
+  /** Return what is below a device, or on none. */
+  on(device: string | null): IEntry[] {
+    const roots = this._below.get('') ?? [];
+    return this._entries(roots.filter(each => this._deviceOf(each) === device));
+  }
+
+  private _deviceOf(root: Session): string | null {
+    const { _devices: devices } = this;
+    const isOnOne = !isRank(root) || devices.length === 1;
+    return isOnOne && devices.some(each => each.id === root.device) ? root.device : null;
+  }
+
+  private _entries(siblings: readonly Session[]): IEntry[] {
     const jobs = new Map(jobsOf(siblings).map(each => [each.id, each.ranks]));
     return siblings.flatMap(each => {
       if (!isRank(each)) {
-        return [session(each)];
+        return [this._session(each)];
       }
       const id = jobId(each);
-      const ranks = jobs.get(id) ?? []; // the job's row is where its first rank would be
+      const ranks = jobs.get(id); // the job's row is where its first rank would be
       jobs.delete(id);
-      const inOrder = ranks.sort((a, b) => (a.rank ?? 0) - (b.rank ?? 0)).map(session);
-      return ranks.length > 0 ? [{ id, isJob: true, mine: false, below: inOrder }] : [];
+      return ranks ? [this._job(id, ranks)] : [];
     });
-  };
-  return below('');
+  }
+
+  private _session(session: Session): IEntry {
+    const { id } = session;
+    const below = this._entries(this._below.get(id) ?? []);
+    return { id, isJob: false, opens: isMine(session) ? id : '', below };
+  }
+
+  private _job(id: string, ranks: Session[]): IEntry {
+    const below = ranks.sort((a, b) => (a.rank ?? 0) - (b.rank ?? 0)).map(e => this._session(e));
+    return { id, isJob: true, opens: ranks[0].parent && below[0].opens, below };
+  }
+
+  private readonly _below = new Map<string, Session[]>();
 }
 
 /** Use of a device outside of sessions: by a process, or in total if the driver names none. */

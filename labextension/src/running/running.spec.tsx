@@ -191,65 +191,86 @@ const rank = (number: number, overrides = {}) =>
     ...overrides
   });
 
-/** Like `row`, for a job: its id is no selector. */
-const job = () => place.querySelector('.jp-Sing-jobItem .jp-Sing-row')!.textContent;
+/** The texts of the rows of jobs: their ids are no selectors. */
+const jobs = () =>
+  [...place.querySelectorAll('.jp-Sing-jobItem > span > .jp-Sing-row')].map(
+    each => each.textContent
+  );
+const depths = (items: Items, depth = 0): string[] =>
+  items.flatMap(each => {
+    const name = each.className === 'jp-Sing-jobItem' ? 'job' : each.context;
+    return [`${'-'.repeat(depth)}${name}`, ...depths([...(each.children ?? [])], depth + 1)];
+  });
+const tree = () => depths(manager.running({ mode: 'tree' }));
 
 test('ranks are below a row of their job, in order', () => {
+  model.devices = [aDevice()];
   model.sessions = [2, 0, 1].map(each => rank(each));
   model.changed.emit();
   render();
-  expect(job()).toBe('train.py3 ranks768.0 MiB');
-  const [device] = manager.running({ mode: 'tree' });
-  expect(device.children?.map(each => each.className)).toEqual(['jp-Sing-jobItem']);
-  expect(device.children?.[0].children?.map(each => each.context)).toEqual(['r0', 'r1', 'r2']);
-  expect(part('r1', 'Name')).toBe('Rank 1');
+  expect(jobs()).toEqual(['train.py3 ranks on Simulated GPU 0768.0 MiB']);
+  expect(tree()).toEqual(['cpu:0', '-job', '--r0', '--r1', '--r2']);
+  expect(part('r1', 'Rank')).toBe('Rank 1');
+  expect(part('r1', 'Device')).toBe('Simulated GPU 0');
   expect(button('r1')?.getAttribute('aria-label')).toBe('Suspend train.py rank 1');
 });
 
-test('a job on two devices has a row on each', () => {
+test('a job on several devices is listed once, and devices say how many ranks they have', () => {
   model.sessions = [0, 1, 2].map(each => rank(each, { device: each === 1 ? 'cuda:1' : 'cpu:0' }));
   model.changed.emit();
   render();
-  const texts = [...place.querySelectorAll('.jp-Sing-jobItem > span > .jp-Sing-row')];
-  expect(texts.map(each => each.textContent)).toEqual([
+  expect(tree()).toEqual(['cpu:0', '-job', 'cuda:1', '-job', 'job', '-r0', '-r1', '-r2']);
+  expect(jobs()).toEqual([
     'train.py2 of 3 ranks512.0 MiB',
-    'train.py1 of 3 ranks256.0 MiB'
+    'train.py1 of 3 ranks256.0 MiB',
+    'train.py3 ranks on 2 GPUs768.0 MiB'
   ]);
 });
 
-test('what a notebook has started is below it, on its device', () => {
+test('what a notebook has started is below it; its job also with ranks on other devices', () => {
   const started = { parent: 'session-1' };
   model.sessions = [
     aSession(),
     rank(0, started),
     rank(1, started),
     rank(2, { ...started, device: 'cuda:1' }),
-    aSession({ id: 'below', name: 'eval.py', kernel_id: '', parent: 'r1' })
+    aSession({ id: 'below', name: 'eval.py', kernel_id: '', parent: 'r1' }),
+    aSession({ id: 'apart', name: 'other.py', kernel_id: '', ...started, device: 'cuda:1' })
   ];
   model.changed.emit();
-  const depths = (items: Items, depth = 0): string[] =>
-    items.flatMap(each => {
-      const name = each.className === 'jp-Sing-jobItem' ? 'job' : each.context;
-      return [`${'-'.repeat(depth)}${name}`, ...depths([...(each.children ?? [])], depth + 1)];
-    });
-  expect(depths(manager.running({ mode: 'tree' }))).toEqual([
-    'cpu:0',
-    '-session-1',
-    '--job',
-    '---r0',
-    '---r1',
-    '----below',
-    'cuda:1',
-    '-job',
-    '--r2'
-  ]);
+  const expected = ['cpu:0', '-session-1', '--job', '---r0', '---r1', '----below', '---r2'];
+  expect(tree()).toEqual([...expected, 'cuda:1', '-apart', '-job']);
   const list = manager.running({ mode: 'list' });
-  expect(list.map(each => each.context)).toEqual(['session-1', 'r0', 'r1', 'below', 'r2']);
+  expect(list.map(each => each.context)).toEqual(['session-1', 'r0', 'r1', 'below', 'r2', 'apart']);
   render(list);
   expect(part('r0', 'Name')).toBe('train.py rank 0');
 });
 
+test('ranks that are migrated between devices do not move', () => {
+  model.sessions = [0, 1, 2].map(each => rank(each, { device: each === 1 ? 'cuda:1' : 'cpu:0' }));
+  model.changed.emit();
+  render();
+  const moved = vi.fn();
+  manager.runningChanged.connect(moved);
+  flushSync(() => model.put(rank(2, { device: 'cuda:1' })));
+  expect(moved).not.toHaveBeenCalled();
+  expect(part('r2', 'Device')).toBe('GPU 1');
+  expect(jobs()[1]).toBe('train.py2 of 3 ranks512.0 MiB');
+});
+
+test('a click on a job opens the notebook that has started it', () => {
+  model.sessions = [aSession(), ...[0, 1, 2].map(each => rank(each, { parent: 'session-1' }))];
+  model.changed.emit();
+  render();
+  place.querySelector<HTMLElement>('.jp-Sing-jobItem .jp-Sing-rowName')!.click();
+  expect(executed.mock.calls).toEqual([[CommandIDs.openNotebook, { session: 'r0' }]]);
+  model.sessions = [0, 1, 2].map(each => rank(each));
+  model.changed.emit();
+  expect(manager.running({ mode: 'tree' }).at(-1)?.open).toBeUndefined();
+});
+
 test('jobs of two notebooks are different ones, also if their ids are the same', () => {
+  model.devices = [aDevice()];
   model.sessions = [rank(0, { parent: 'a', ranks: 2 }), rank(1, { parent: 'b', ranks: 2 })];
   model.changed.emit();
   render();
@@ -264,7 +285,7 @@ test('a rank changes on its own, and moves into its job when it reports it', () 
   manager.runningChanged.connect(moved);
   flushSync(() => model.put(rank(1, { state: 'suspended', memory: 0 })));
   expect(part('r1', 'Word')).toBe('Suspended');
-  expect(job()).toBe('train.py3 ranks512.0 MiB');
+  expect(jobs().at(-1)).toBe('train.py3 ranks on Simulated GPU 0512.0 MiB');
   expect(moved).not.toHaveBeenCalled();
   flushSync(() => model.put(rank(1, { job: '', rank: null, ranks: null })));
   expect(moved).toHaveBeenCalledTimes(1);

@@ -14,7 +14,7 @@ import React from 'react';
 import { SESSION_CLASS } from '../session/commands';
 import { activityIcon } from '../ui/icons';
 import { DeviceLabel, JobLabel, NoteLabel, OutsideLabel, SessionLabel } from './rowlabels';
-import { type IEntry, Rows } from './rows';
+import { flat, type IEntry, Rows } from './rows';
 import { CommandIDs, DOMAIN, ISing, type ISingModel } from '../api/tokens';
 import { obstacle } from '../text/sessionactions';
 
@@ -88,8 +88,13 @@ export class RunningDevices implements IRunningSessions.IManager {
     const items = groups.flatMap(group => {
       const uses = [
         ...(mode === 'tree'
-          ? group.sessions.map(each => this._entry(each))
-          : flat(group.sessions).map(each => this._session(each, mode))),
+          ? [
+              ...group.sessions.map(each => this._entry(each)),
+              ...group.parts.map(each => this._job(each))
+            ]
+          : flat(group.sessions)
+              .filter(each => !each.isJob)
+              .map(each => this._session(each, mode))),
         ...group.outside.map(each => this._outside(each))
       ];
       return mode === 'list' || group.device === null ? uses : [this._device(group.device, uses)];
@@ -151,35 +156,39 @@ export class RunningDevices implements IRunningSessions.IManager {
 
   /** A session or a job, with what is below it. */
   private _entry(entry: IEntry, isNested = false): IRunningSessions.IRunningItem {
-    const item = entry.isJob ? this._job(entry) : this._session(entry, 'tree', isNested);
+    const item = entry.isJob
+      ? this._job(entry.id, entry.opens)
+      : this._session(entry, 'tree', isNested);
     const children = entry.below.map(each => this._entry(each, entry.isJob));
     return children.length > 0 ? { ...item, children } : item;
   }
 
-  private _job({ id }: IEntry): IRunningSessions.IRunningItem {
+  private _job(id: string, opens = ''): IRunningSessions.IRunningItem {
     const { _rows: rows } = this;
+    const open = this._opener(opens);
     return {
       className: 'jp-Sing-jobItem',
       context: id,
       icon: () => '',
       label: () => (
-        <JobLabel rows={rows} id={id}>
+        <JobLabel rows={rows} id={id} open={open}>
           {rows.searched(id)}
         </JobLabel>
-      )
+      ),
+      open
     };
   }
 
   private _session(
-    { id, mine }: IEntry,
+    { id, opens }: IEntry,
     mode: 'tree' | 'list',
     isNested = false
   ): IRunningSessions.IRunningItem {
     const { _rows: rows, _trans: trans } = this;
     const execute = (command: string) => void this._commands.execute(command, { session: id });
-    const open = mine ? () => execute(CommandIDs.openNotebook) : undefined;
+    const open = this._opener(opens);
     return {
-      className: mine ? `${SESSION_CLASS} jp-mod-mine` : SESSION_CLASS,
+      className: opens ? `${SESSION_CLASS} jp-mod-mine` : SESSION_CLASS,
       context: id,
       icon: () => '',
       label: () => (
@@ -187,7 +196,7 @@ export class RunningDevices implements IRunningSessions.IManager {
           rows={rows}
           id={id}
           trans={trans}
-          withDevice={mode === 'list'}
+          withDevice={mode === 'list' || isNested}
           isNested={isNested}
           execute={execute}
           open={open}
@@ -197,6 +206,13 @@ export class RunningDevices implements IRunningSessions.IManager {
       ),
       open
     };
+  }
+
+  /** Return what opens the notebook of a session; undefined without one. */
+  private _opener(session: string): (() => void) | undefined {
+    return session
+      ? () => void this._commands.execute(CommandIDs.openNotebook, { session })
+      : undefined;
   }
 
   private _outside(id: string): IRunningSessions.IRunningItem {
@@ -223,11 +239,6 @@ export class RunningDevices implements IRunningSessions.IManager {
   }
 
   private readonly _rows: Rows;
-}
-
-/** Return the sessions among entries, without their jobs. */
-function flat(entries: readonly IEntry[]): IEntry[] {
-  return entries.flatMap(each => [...(each.isJob ? [] : [each]), ...flat(each.below)]);
 }
 
 /** Hold a resource while a widget is visible. */

@@ -211,6 +211,14 @@ test('the notebook of a session is opened if this server has it', async () => {
   ]);
 });
 
+test('checkpoints are restored into notebooks, and not into what they have started', () => {
+  registry.addCommand(CommandIDs.restore, { execute: () => undefined });
+  model.put(aSession({ id: 'child', kernel_id: '', parent: session }));
+  const here = 'jupyter_sing:restore-here';
+  const enabled = (id: string) => registry.isEnabled(here, { session: id });
+  expect([session, 'child'].map(enabled)).toEqual([true, false]);
+});
+
 test('the notebook that has started the process of a session is opened', async () => {
   model.sessions = [
     aSession(),
@@ -223,6 +231,9 @@ test('the notebook that has started the process of a session is opened', async (
   }
   expect(opened).toHaveBeenCalledTimes(2);
   expect(opened).toHaveBeenCalledWith({ path: 'lessons/train.ipynb', activate: true });
+  expect(notifications()).toEqual([['info', 'train.ipynb was not started from a notebook.']]);
+  const enabled = (id: string) => registry.isEnabled(CommandIDs.openNotebook, { session: id });
+  expect(['below', 'program'].map(enabled)).toEqual([true, false]);
 });
 
 test('command changes are emitted only when the state changes', async () => {

@@ -104,7 +104,10 @@ class Commands {
     this._app.commands.addCommand(CommandIDs.openNotebook, {
       label: trans.__('Open Notebook'),
       caption: trans.__('Open the notebook of the session'),
-      isEnabled: args => this._session(args) !== undefined,
+      isEnabled: args => {
+        const session = this._session(args);
+        return !!session && (!isMine(session) || kernelIdOf(sing.model, session) !== '');
+      },
       execute: args => this._open(this._session(args)),
       describedBy: { args: SESSION_SCHEMA }
     });
@@ -116,7 +119,9 @@ class Commands {
       isEnabled: args => {
         const session = this._session(args);
         const { commands } = this._app;
-        return !!session && commands.isEnabled(CommandIDs.restore, { session: session.id });
+        return (
+          !!session?.kernel_id && commands.isEnabled(CommandIDs.restore, { session: session.id })
+        );
       },
       isVisible: () => this._app.commands.hasCommand(CommandIDs.restore),
       execute: args =>
@@ -265,6 +270,12 @@ class Commands {
       return;
     }
     const kernel = isMine(session) ? kernelIdOf(this._sing.model, session) : '';
+    if (isMine(session) && !kernel) {
+      Notification.info(
+        trans.__('%1 was not started from a notebook.', sessionName(session, trans))
+      );
+      return;
+    }
     for (const widget of kernel ? app.shell.widgets('main') : []) {
       if (kernelOf(widget) === kernel) {
         app.shell.activateById(widget.id);

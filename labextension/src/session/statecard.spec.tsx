@@ -67,6 +67,22 @@ test.each<[Partial<Session>, string[]]>([
   expect(buttons().map(label)).toEqual(labels);
 });
 
+test('what the kernel has started is named, with the number of its ranks', async () => {
+  const started = [1, 0].map(rank =>
+    aSession({
+      id: `r${rank}`,
+      name: `train.ipynb rank ${rank}`,
+      kernel_id: '',
+      parent: 'session-1',
+      ...{ job: 'run', rank, ranks: 2 }
+    })
+  );
+  await show(aSession({ state: 'idle' }), ...started);
+  expect(text()).toContain('Started from here: 2 ranks on Simulated GPU 0');
+  const names = [...card.node.querySelectorAll('.jp-SingCard-name')].map(each => each.textContent);
+  expect(names).toEqual(['train.ipynb rank 0', 'train.ipynb rank 1']);
+});
+
 test('a toggled button keeps the focus', async () => {
   const session = aSession({ state: 'running' });
   const Shown = (overrides: { session: Session }) => (

@@ -3,7 +3,9 @@ import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { checkpointText, neighbours, queueText, shortfallText, withoutTurn } from '../text/facts';
 import { checkpointIcon, pinIcon, stateIcons } from '../ui/icons';
+import { startedTexts } from '../text/jobs';
 import { fraction } from '../model/progress';
+import { SessionName } from '../ui/sessionname';
 import { ReservedWidth } from '../ui/reservedwidth';
 import { CommandIDs, type Device, type ISingModel, type Session } from '../api/tokens';
 import { bytesText, occupancyText, percentText } from '../text/format';
@@ -52,6 +54,7 @@ export function StateCard(props: IStateCardProps): React.JSX.Element {
         {session?.pinned && <span className="jp-SingCard-note">{trans.__('stays on GPU')}</span>}
       </div>
       <p role="status">{standing(session, word, trans)}</p>
+      {session && <Started {...{ session, model, trans }} />}
       {session === undefined && <Remedy trans={trans} />}
       {session && (session.shared || session.queue_position != null) && (
         <Turn session={session} trans={trans} />
@@ -108,6 +111,18 @@ function standing(session: Session | undefined, word: string, trans: Translation
 
 function capitalized(text: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/** Processes that the kernel has started and that have sessions, whose state is not its own. */
+function Started(props: {
+  session: Session;
+  model: ISingModel;
+  trans: TranslationBundle;
+}): React.JSX.Element | null {
+  const texts = startedTexts(props.session, props.model.sessions, props.trans);
+  return texts.length === 0 ? null : (
+    <p>{props.trans.__('Started from here: %1', texts.join(' · '))}</p>
+  );
 }
 
 /** Help for a kernel without a session. */
@@ -193,7 +208,9 @@ function Occupancy(props: {
   trans: TranslationBundle;
 }): React.JSX.Element {
   const { session, device, model, trans } = props;
-  const others = neighbours(session, model.sessions);
+  const others = neighbours(session, model.sessions).sort((a, b) =>
+    sessionName(a, trans).localeCompare(sessionName(b, trans), undefined, { numeric: true })
+  );
   const part = (bytes: number) => `${Math.min(100, (100 * bytes) / device.memory_total)}%`;
   const text = trans.__('%1 on %2', occupancyText(device), deviceName(device.id));
   return (
@@ -218,7 +235,7 @@ function Occupancy(props: {
             <li key={each.id}>
               <StateIcon session={each} />
               <span className="jp-SingCard-name" title={escaped(each.name)}>
-                {sessionName(each, trans)}
+                <SessionName name={sessionName(each, trans)} />
               </span>
               <span className="jp-SingCard-minor">{stateWord(each, trans)}</span>
               <span className="jp-SingCard-minor">{bytesText(each.memory)}</span>

@@ -1,6 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React, { useCallback, useEffect, useMemo, useRef, useState } from 'react';
 import { deviceIcon, stateIcons } from '../../ui/icons';
+import { SessionName } from '../../ui/sessionname';
 import { durationText, percentText } from '../../text/format';
 import { deviceName, sessionName } from '../../text/words';
 import {
@@ -351,7 +352,7 @@ export function Chart(props: IChartProps): React.ReactElement {
       holder: first ? (
         <>
           <icon.react tag="span" className="jp-SingActivity-icon" />
-          <span className="jp-SingActivity-cut">{sessionName(first, trans)}</span>
+          <SessionName className="jp-SingActivity-cut" name={sessionName(first, trans)} />
           {holders.length > 1 && (
             <span className="jp-mod-faint">{trans.__('+%1', holders.length - 1)}</span>
           )}
