@@ -35,6 +35,7 @@ from jupyter_sing.scheduler.policy.resolve import (
     DEFAULT_VIRTUAL_CLUSTER,
     QUOTAS,
     TIER_TERMS,
+    grow_after,
     limits,
     tier_terms,
 )
@@ -235,6 +236,7 @@ def _all(policy: Policy) -> str:
     parts = [
         f"cluster: {cluster_text(policy.cluster)}",
         f"{Table(('tier', *(NAMES[key] for key in TIER_TERMS)), tiers)}{_guarantees(policy)}",
+        f"jobs: {NAMES['grow_after']} {value_text('grow_after', grow_after(policy))}",
         Table(("virtual cluster", "guaranteed", "weight", "all together"), clusters),
         Table(("virtual cluster", "users", "terms"), users),
     ]

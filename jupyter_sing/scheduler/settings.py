@@ -100,7 +100,7 @@ class EngineSettings:
         Seconds that a preemption may wait for the memory nadir of a step.
     grow_after
         Seconds that a device has to be idle, and no session that could use it waits, before a gang
-        grows onto it; 0: at once.
+        grows onto it; 0: at once, `math.inf`: never.
     """
 
     quanta: tuple[float, ...] = (2.0, 10.0, 60.0, 300.0)

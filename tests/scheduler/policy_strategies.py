@@ -13,6 +13,7 @@ from jupyter_sing.scheduler.policy.model import (
     ChildCell,
     ClusterPolicy,
     GuaranteedCells,
+    JobTerms,
     Others,
     Policy,
     Quotas,
@@ -147,6 +148,7 @@ def policies(draw: st.DrawFn) -> Policy:
             standard=draw(tier_terms()),
             basic=TierTerms(gpu_percent=draw(_maybe(st.just(12.5)))),
         ),
+        jobs=JobTerms(grow_after=draw(_maybe(durations | st.sampled_from((0, math.inf))))),
         defaults=draw(terms),
         others=draw(
             st.builds(Others, admitted=st.just(admitted), virtual_cluster=st.just(home), **others)

@@ -61,7 +61,7 @@ class Growth:
 
     def _review(self, session: EngineSession, gang: Gang, now: float) -> None:
         pause = self._timers.settings.grow_after
-        found = self._larger(session, gang, now)
+        found = self._larger(session, gang, now) if pause < math.inf else None
         if found is None or self._limiter.has_ended(session, now):
             return
         size, more = found

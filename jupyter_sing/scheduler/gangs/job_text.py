@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from jupyter_sing.scheduler.settings import Tier
 from jupyter_sing.scheduler.state import EngineSession, Gang
 from kernelproxy.common.units import interval_text
@@ -44,10 +46,13 @@ def size_text(gang: Gang, devices: int, grow_after: float) -> str:
     """Return on how many devices a gang runs, and why on no more, as a clause."""
     if devices >= gang.most or not gang.cause:
         return f"Job of {gang.ranks} ranks runs on {devices_text(devices)}"
-    when = f"when a device has been idle for {interval_text(grow_after)}"
-    if grow_after <= 0.0:
-        when = "when a device is idle"
-    grows = f"it grows {'again ' if gang.shrunk else ''}{when}"
+    again = "again " if gang.shrunk else ""
+    if grow_after == math.inf:
+        grows = f"the policy does not let it grow {again}".rstrip()
+    elif grow_after > 0.0:
+        grows = f"it grows {again}when a device has been idle for {interval_text(grow_after)}"
+    else:
+        grows = f"it grows {again}when a device is idle"
     return (
         f"Job of {gang.ranks} ranks runs on {devices} of {devices_text(gang.most)}:"
         f" {gang.cause}; {grows}"

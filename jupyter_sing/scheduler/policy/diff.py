@@ -14,7 +14,14 @@ from jupyter_sing.scheduler.policy.phrases import (
     quotas_text,
     value_text,
 )
-from jupyter_sing.scheduler.policy.resolve import QUOTAS, TIER_TERMS, Resolver, UserPolicy, limits
+from jupyter_sing.scheduler.policy.resolve import (
+    QUOTAS,
+    TIER_TERMS,
+    Resolver,
+    UserPolicy,
+    grow_after,
+    limits,
+)
 from kernelproxy.common.units import mebibytes_text
 
 NAMES_SHOWN_MAX = 5
@@ -48,7 +55,8 @@ class Difference:
     Attributes
     ----------
     who
-        Users, patterns or ``others``; a virtual cluster or the cluster, where those changed.
+        Users, patterns or ``others``; a virtual cluster, the cluster or ``jobs``, where those
+        changed.
     place
         The virtual cluster of those users, if it stays the same one.
     changes
@@ -86,7 +94,8 @@ def differences(old: Policy, new: Policy, sessions: Sequence[SessionUse]) -> tup
     Returns
     -------
     tuple of Difference
-        Clusters first, then users with sessions, by name, then the rest in the order of `new`.
+        Clusters and jobs first, then users with sessions, by name, then the rest in the order of
+        `new`.
     """
     of_user: dict[str, list[SessionUse]] = {}
     for session in sessions:
@@ -120,6 +129,9 @@ def _cluster_differences(old: Policy, new: Policy) -> Iterator[Difference]:
     was, will = cluster_text(old.cluster), cluster_text(new.cluster)
     if was != will:
         yield Difference(("cluster",), None, (f"{was} -> {will}",))
+    pauses = [value_text("grow_after", grow_after(each)) for each in (old, new)]
+    if pauses[0] != pauses[1]:
+        yield Difference(("jobs",), None, (f"{NAMES['grow_after']} {' -> '.join(pauses)}",))
     before = {each.name: each for each in old.virtual_clusters}
     after = {each.name: each for each in new.virtual_clusters}
     for name in dict.fromkeys((*after, *before)):

@@ -43,6 +43,7 @@ HOURS = number(0, 24 * DEVICES_MAX)
 SIZE = quantity(SIZE_UNITS, "24 GiB", zero=True).or_word("unlimited")
 DURATION = quantity(DURATION_UNITS, "10 min")
 UNTIL = DURATION.or_word("never")
+PAUSE = quantity(DURATION_UNITS, "30 s", zero=True).or_word("never")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +206,17 @@ class Tiers(DocumentRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobTerms(DocumentRecord):
+    """Terms of jobs of several ranks."""
+
+    grow_after: Annotated[float | None, PAUSE] = key(
+        "Time that a device has to be idle, while no session waits that could use it, before a "
+        "job of several ranks grows onto it; 0 s: at once. Built in: 30 s.",
+        label="grow onto idle devices after",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellTypeEntry(DocumentRecord):
     """Composition of a cell type. A type that is not defined is one device."""
 
@@ -266,6 +278,7 @@ class PolicyDocument(DocumentRecord):
         "What there is. Without it: what the machine has."
     )
     tiers: Tiers = key("What the three tiers mean.", Tiers())
+    jobs: JobTerms = key("What applies to jobs of several ranks.", JobTerms())
     defaults: UserTerms = key(
         "Terms of all users, if nothing more specific sets them.", UserTerms()
     )

@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jupyter_sing.scheduler.policy.model import Policy
-from jupyter_sing.scheduler.policy.resolve import EffectiveQuotas, UserPolicy, tier_terms
+from jupyter_sing.scheduler.policy.resolve import (
+    EffectiveQuotas,
+    UserPolicy,
+    grow_after,
+    tier_terms,
+)
 from jupyter_sing.scheduler.settings import EngineSettings, QuotaLimits, Tier
 
 _HOUR = 3600.0
@@ -37,6 +42,7 @@ def numbers(policy: Policy, users: Iterable[UserPolicy], base: EngineSettings) -
             for each in found
         },
         targets={tier: each.gpu_percent / 100.0 for tier, each in terms.items()},
+        grow_after=grow_after(policy),
         max_hold={t: each.max_hold for t, each in terms.items() if each.max_hold < math.inf},
     )
 

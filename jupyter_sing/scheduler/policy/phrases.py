@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 from jupyter_sing.scheduler.policy.guaranteed import device_count
 from jupyter_sing.scheduler.policy.model import (
     ClusterPolicy,
+    JobTerms,
     Others,
     Quotas,
     TierTerms,
@@ -18,7 +19,7 @@ from jupyter_sing.scheduler.policy.model import (
 from jupyter_sing.scheduler.policy.resolve import QUOTAS, EffectiveQuotas
 from jupyter_sing.scheduler.policy.values import Value
 
-_RECORDS = (Others, UserTerms, Quotas, TierTerms)
+_RECORDS = (Others, UserTerms, Quotas, TierTerms, JobTerms)
 
 NAMES: Mapping[str, str] = {
     field.name: field.metadata["label"]
@@ -26,9 +27,10 @@ NAMES: Mapping[str, str] = {
     for field in fields(record)
     if field.metadata.get("label")
 }
-"""Of the keys of terms, quotas and tiers, as users read them."""
+"""Of the keys of terms, quotas, tiers and jobs, as users read them."""
 
-# Types of the keys of terms, quotas and tiers; none of these names has another type elsewhere.
+# Types of the keys of terms, quotas, tiers and jobs; none of these names has another type
+# elsewhere.
 _TYPES: Mapping[str, Value] = {
     key: hint.__metadata__[0]
     for record in _RECORDS

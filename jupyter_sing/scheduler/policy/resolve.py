@@ -26,7 +26,7 @@ from jupyter_sing.scheduler.policy.model import (
     UserTerms,
     VirtualCluster,
 )
-from jupyter_sing.scheduler.settings import Tier
+from jupyter_sing.scheduler.settings import EngineSettings, Tier
 
 DEFAULT_VIRTUAL_CLUSTER = "default"
 
@@ -208,6 +208,12 @@ def tier_terms(policy: Policy, tier: Tier) -> EffectiveTier:
         layers = (configured, _TIER_TERMS[tier], _IDLE_TERMS)
         found[key] = next(v for each in layers if (v := getattr(each, key)) is not None)
     return EffectiveTier(**found)
+
+
+def grow_after(policy: Policy) -> float:
+    """Return the seconds that a device is idle before a job grows onto it; `math.inf`: never."""
+    configured = policy.jobs.grow_after
+    return EngineSettings().grow_after if configured is None else configured
 
 
 def limits(quotas: Quotas) -> EffectiveQuotas:

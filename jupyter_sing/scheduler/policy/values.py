@@ -155,7 +155,8 @@ def quantity(units: Mapping[str, int], example: str, *, zero: bool = False) -> V
         return int(count) * units[unit]
 
     def write(value: float) -> str:
-        unit = max((each for each in units if value % units[each] == 0), key=units.__getitem__)
+        whole = (each for each in units if value % units[each] == 0)
+        unit = max(whole, key=units.__getitem__) if value else min(units, key=units.__getitem__)
         return f"{int(value) // units[unit]} {unit}"
 
     allowed = f"a whole number with a unit ({', '.join(units)}), such as {example}"

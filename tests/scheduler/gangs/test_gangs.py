@@ -10,6 +10,8 @@ from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.gangs.ranks import per_device, seat_of, sizes
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
 from jupyter_sing.scheduler.hived.leases import HivedGuarantees
+from jupyter_sing.scheduler.policy import parse
+from jupyter_sing.scheduler.policy.numbers import numbers
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
 from tests.doubles.scheduler.controller import FakeController
 
@@ -211,6 +213,26 @@ def test_a_gang_grows_after_a_device_was_idle(grow_after: float) -> None:
     host.run_until(host.now + 0.5)
     assert held(host) == 2
     assert host.engine.job_text("job") == "Job of 4 ranks runs on 2 devices"
+
+
+def test_a_policy_says_after_how_long_gangs_grow() -> None:
+    policy = numbers(parse("jobs: {grow_after: never}"), (), EngineSettings())
+    host = machine(2, settings=policy)
+    job(host, user="bob")
+    host.submit("job", 1000.0)
+    host.run_until(5.0)
+    host.open("quick", GB, user="alice")
+    host.submit("quick", 10.0)
+    host.run_until(200.0)
+    assert held(host) == 1
+    text = host.engine.job_text("job")
+    assert text is not None
+    assert text.endswith("the policy does not let it grow again")
+    short = numbers(parse("jobs: {grow_after: 4 s}"), (), EngineSettings())
+    host.tell(events.Reconfigured(host.now, short))
+    host.run_until(300.0)
+    assert held(host) == 2
+    assert resizes(host)[-1][2].endswith("a device has been idle for 4 s")
 
 
 def test_growth_takes_steps_of_buddies() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from jupyter_sing.scheduler.gangs.job_text import grow_text, shrink_text, size_text
@@ -45,6 +47,16 @@ def test_shrinking_says_who_waits() -> None:
             1, "no other device is free", False, 0.0,
             "Job of 4 ranks runs on 1 of 2 devices: no other device is free; it grows when a device"
             " is idle",
+        ),
+        (
+            1, "no other device is free", False, math.inf,
+            "Job of 4 ranks runs on 1 of 2 devices: no other device is free; the policy does not"
+            " let it grow",
+        ),
+        (
+            1, "alice waits with premium", True, math.inf,
+            "Job of 4 ranks runs on 1 of 2 devices: alice waits with premium; the policy does not"
+            " let it grow again",
         ),
     ],
 )  # fmt: skip

@@ -80,6 +80,8 @@ basic     none                 2 min            never             30 min
 On 4 devices, 61 premium or 114 standard sessions can have that guarantee at the same time.
 Further sessions run without a guarantee. Their status shows it.
 
+jobs: grow onto idle devices after 30 s
+
 virtual cluster  guaranteed  weight  all together
 lab              nothing     1       unlimited
 default          nothing     1       unlimited

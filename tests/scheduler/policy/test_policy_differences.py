@@ -77,6 +77,13 @@ CASES: dict[str, tuple[str, str, list[SessionUse], list[str]]] = {
         [],
         ["cluster: 1 host of 4 devices -> 2 hosts of 4 devices"],
     ),
+    "when jobs grow": (
+        "jobs: {grow_after: 0 s}",
+        "jobs: {grow_after: never}",
+        [running("ada")],
+        ["jobs: grow onto idle devices after 0 s -> never"],
+    ),
+    "when jobs grow, as built in": ("{}", "jobs: {grow_after: 30 s}", [running("ada")], []),
     "less than somebody has": (
         "defaults: {quotas: {devices: 4, device_memory: 24 GiB}}",
         "defaults: {quotas: {devices: 2, device_memory: 24 GiB}}",

@@ -33,9 +33,9 @@ REFUSED = {
     # No valid YAML document.
     "": "policy: is empty; a policy that says nothing special is {}",
     "# nothing\n": "policy: is empty; a policy that says nothing special is {}",
-    "---\n": "policy: must be keys (cluster, tiers, defaults, others, virtual_clusters), not empty"
-    " (line 2)",
-    "[tiers]": "policy: must be keys (cluster, tiers, defaults, others, virtual_clusters), "
+    "---\n": "policy: must be keys (cluster, tiers, jobs, defaults, others, virtual_clusters), "
+    "not empty (line 2)",
+    "[tiers]": "policy: must be keys (cluster, tiers, jobs, defaults, others, virtual_clusters), "
     "not a list (line 1)",
     "a: {": "policy: is not YAML: expected the node content, but found '<stream end>' (line 1)",
     "defaults:\n\t- a": "policy: is not YAML: found character '\\\\t' that cannot start any token "

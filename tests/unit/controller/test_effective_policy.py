@@ -79,6 +79,19 @@ def test_the_engine_gets_the_numbers() -> None:
     assert found.max_hold == {Tier.BASIC: 300.0}
 
 
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        ("{}", 30.0),
+        ("jobs: {grow_after: 2 min}", 120.0),
+        ("jobs: {grow_after: 0 s}", 0.0),
+        ("jobs: {grow_after: never}", math.inf),
+    ],
+)
+def test_the_engine_gets_the_growth_of_jobs(policy: str, seconds: float) -> None:
+    assert HostPolicy(policy, TWO).settings(EngineSettings(), ["ada"]).grow_after == seconds
+
+
 def test_the_agent_is_notified_of_the_policys_values_and_nothing_else() -> None:
     rules = HostPolicy(LAB, TWO)
     assert rules.allowance("ada", Tier.PREMIUM) == Allowance(
