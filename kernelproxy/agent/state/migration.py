@@ -83,7 +83,7 @@ async def migrate(
         If it failed; the session is where it was. Its worker may be broken, see `Worker.broken`.
     """
     begin, source = time.monotonic(), state.device
-    if not state.saved:
+    if not state.saved or state.snapshot is None:  # a prepared worker begins with a snapshot
         await state.save()
     there = await state.open_worker(zygote, on_change, target, prepare=True)
     try:

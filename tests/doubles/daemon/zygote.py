@@ -95,6 +95,8 @@ class ToyWorker:
         self.extent = snapshot_tables.ArenaExtent(0, 0, 0, 0)  # of the newest snapshot
         self.versions = order.epoch << 40
         self.readiness = -1  # page with readiness flags, until the state was read from the arena
+        if order.prepare and not order.snapshot:
+            raise ValueError("there is no state to prepare")
         if order.snapshot:
             self.load(fds[5], fds[6] if order.readiness else -1)
         self.ending = False

@@ -8,6 +8,8 @@ import random
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +41,23 @@ def test_a_session_continues_on_the_device_it_migrated_to(toy_host: StartHost) -
     assert devices["cpu:0"]["memory_used"] == 0
     assert devices["cpu:1"]["sessions"] == [client.session]
     assert client.agent.memory_granted >= 10 * MIB
+
+
+def test_a_session_that_has_not_executed_anything_yet_migrates(
+    toy_host: StartHost, tmp_path: Path
+) -> None:
+    host = toy_host(TWO)
+    client, end = host.client(device="cpu:0"), tmp_path / "end"
+    with client.cell(), ThreadPoolExecutor() as threads:
+        host.hold(client, end)  # its first record, before which there is no snapshot
+        moving = threads.submit(host.call, MigrateRequest(client.session, "cpu:1"))
+        try:
+            wait_until(lambda: host.when(client, "migrating") or moving.done())
+        finally:
+            end.touch()
+        assert moving.result().session["device"] == "cpu:1"
+        client.add(2)
+        assert client.read() == client.state
 
 
 def test_moving_a_session_to_where_it_is_changes_nothing(toy_host: StartHost) -> None:
