@@ -27,10 +27,11 @@ class RankThreads:
     """
 
     def __init__(self, size: int, *, local: bool = True) -> None:
-        store = distributed.HashStore()  # type: ignore[attr-defined]
+        #: Where they find each other.
+        self.store = distributed.HashStore()  # type: ignore[attr-defined]
         self.endpoints = [Endpoint(local=local) for _ in range(size)]
         self.groups = [
-            Group("test", rank, size, store, own) for rank, own in enumerate(self.endpoints)
+            Group("test", rank, size, self.store, own) for rank, own in enumerate(self.endpoints)
         ]
         self._pool = ThreadPoolExecutor(size)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,8 +61,12 @@ class Group:
         # Calls whose announcements by other ranks have not been compared yet.
         self._calls: dict[int, str] = {}
         self._lanes: dict[object, Lane] = {}
+        self._count = 0
         if size > 1:
-            self._store.set(_key(rank), (own or endpoint()).address)
+            # Processes may destroy a group and make it again, with the same name and in the same
+            # store: as torchrun's. Members have made it the same number of times.
+            self._count = store.add(f"jupyter_sing/{rank}", 1)
+            store.set(self._key(rank), f"{secrets.token_hex(8)} {(own or endpoint()).address}")
 
     def __repr__(self) -> str:
         return f"process group {self.name!r}"
@@ -73,18 +78,22 @@ class Group:
         with self._joining:
             if self._endpoint is None:
                 own = self._own or endpoint()
-                addresses = [self._address(rank, own) for rank in range(self.size)]
-                for rank, address in enumerate(addresses):
+                members = [self._member(rank, own) for rank in range(self.size)]
+                for rank, member in enumerate(members):
                     if rank != self.rank:
-                        self._peers[rank] = own.peer(address)
-                text = " ".join([self.name, *addresses])
+                        self._peers[rank] = own.peer(member.split(" ", 1)[1])
+                text = " ".join([self.name, *members])
                 digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
                 self._identity = int.from_bytes(digest, "little")
                 self._endpoint = own
             return self._endpoint
 
-    def _address(self, rank: int, own: Endpoint) -> str:
-        key = _key(rank)
+    def _key(self, rank: int) -> str:
+        return f"jupyter_sing/{rank}/{self._count}"
+
+    def _member(self, rank: int, own: Endpoint) -> str:
+        """Wait for a member; return what identifies it, and its address."""
+        key = self._key(rank)
         try:
             if not self._store.check([key]):
                 with own.waiting():
@@ -298,7 +307,3 @@ def as_type(content: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if not len(content):
         return torch.empty(0, dtype=like.dtype)
     return content.view(like.dtype)
-
-
-def _key(rank: int) -> str:
-    return f"jupyter_sing/{rank}"

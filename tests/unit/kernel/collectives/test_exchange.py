@@ -6,15 +6,17 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from kernelproxy.kernel.collectives import endpoint, exchange
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
-from kernelproxy.kernel.collectives.group import Group
+from kernelproxy.kernel.collectives.group import Call, Group
 from kernelproxy.kernel.collectives.tree import Reduction
 from tests.doubles.rank_threads import RankThreads, call
+from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 
 SUM = Reduction("SUM")
@@ -33,6 +35,12 @@ def three() -> Iterator[RankThreads]:
     threads = RankThreads(3)
     yield threads
     threads.close()
+
+
+def arrived(at: endpoint.Endpoint) -> list[str]:
+    """Return the calls of the frames that wait at an endpoint."""
+    with at.changed:
+        return [frame.header.text for stream in at._arrived.values() for frame in stream]
 
 
 def own(rank: int, count: int) -> torch.Tensor:
@@ -231,5 +239,37 @@ def test_strangers_are_not_heard() -> None:
             stranger.send(Header(FrameKind.hello, text="0" * 64).encode())
             assert stranger.recv(1) == b""  # the connection has been closed
         two.all(lambda group: call(group, "barrier", exchange.barrier))
+    finally:
+        two.close()
+
+
+def test_group_that_is_made_again_takes_nothing_from_its_predecessor() -> None:
+    """Also if one rank calls the new group before the other one has destroyed the old one."""
+    two = RankThreads(2)
+
+    def again(rank: int) -> Group:
+        return Group("test", rank, 2, two.store, two.endpoints[rank])
+
+    def fails(group: Group) -> None:
+        call(group, f"of {group.rank}", exchange.barrier)
+
+    try:
+        assert "call different collectives" in two.errors(fails)[0]
+        first, old = again(0), two.groups[1]
+        announced = threading.Event()
+
+        def announce(each: Call) -> None:
+            each.send(1)
+            announced.set()
+            each.receive(1, None)
+
+        with ThreadPoolExecutor(1) as other:
+            ended = other.submit(call, first, "barrier", announce)
+            second = again(1)
+            assert announced.wait(WAIT_SECONDS)
+            wait_until(lambda: "barrier" in arrived(two.endpoints[1]))
+            old.close()
+            call(second, "barrier", exchange.barrier)
+            ended.result(WAIT_SECONDS)
     finally:
         two.close()
