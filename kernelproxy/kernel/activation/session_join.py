@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,10 +74,16 @@ class SessionJoin:
                 _close(fds)
         finally:
             control.close()
-        link = Link(bell, attach, path, self.client.give_up, self.client)
+        link = Link(bell, attach, path, self._end, self.client)
         os.register_at_fork(after_in_child=link.disown)
         state.current().link = link
         link.start()
+
+    def _end(self) -> None:
+        """Let nothing of this process wait for a device that is gone."""
+        self.client.give_up()
+        if endpoint := sys.modules.get("kernelproxy.kernel.collectives.endpoint"):
+            endpoint.end_session()
 
     def open(self) -> None:
         """Open a session for this process and join it; called by the native client.

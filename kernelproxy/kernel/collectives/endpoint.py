@@ -52,6 +52,10 @@ class PeerLostError(Exception):
     """The process of a peer has ended."""
 
 
+class SessionEndedError(Exception):
+    """This rank has no device any more."""
+
+
 class Peer:
     """The process of another rank: the connection to it, if there is one, and whether it lives."""
 
@@ -115,6 +119,8 @@ class Endpoint:
         #: Notified at each frame, failure and loss.
         self.changed = threading.Condition()
         self.failures: dict[int, str] = {}
+        #: Whether the device session of this rank has ended.
+        self.session_ended = False
         self._arrived: dict[Stream, deque[Frame]] = defaultdict(deque)
         self._arrived_bytes = 0
         self._waiting = 0
@@ -212,6 +218,8 @@ class Endpoint:
         ------
         PeerLostError
             The peer's process has ended.
+        SessionEndedError
+            The result could not be used.
         RuntimeError
             A collective of the group has failed; the text says why.
         """
@@ -225,11 +233,13 @@ class Endpoint:
             if frame is None:
                 if text := self.failures.get(stream[0]):
                     raise RuntimeError(text)
+                if self.session_ended:
+                    raise SessionEndedError
                 raise PeerLostError
             return frame
 
     def _problem(self, stream: Stream, peer: Peer) -> bool:
-        return peer.lost or stream[0] in self.failures
+        return peer.lost or self.session_ended or stream[0] in self.failures
 
     def next_number(self, stream: Stream) -> int | None:
         """Return the number of the next frame of a stream if it has arrived."""
@@ -253,6 +263,12 @@ class Endpoint:
             for stream in [each for each in self._arrived if each[0] == group]:
                 while self._take(stream):
                     pass
+
+    def end_session(self) -> None:
+        """Let this rank wait no more, now and later; its device is gone."""
+        with self.changed:
+            self.session_ended = True
+            self.changed.notify_all()
 
     def abandon(self) -> None:
         """Close all descriptors; for a child of this process, where there is no thread."""
@@ -472,6 +488,13 @@ def endpoint() -> Endpoint:
             _endpoint = Endpoint()
             atexit.register(_endpoint.close)
         return _endpoint
+
+
+def end_session() -> None:
+    """Called when the device session of this process has ended; from any thread."""
+    with _creating:
+        if _endpoint is not None:
+            _endpoint.end_session()
 
 
 def _leave_to_parent() -> None:

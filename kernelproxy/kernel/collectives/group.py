@@ -24,6 +24,7 @@ from kernelproxy.kernel.collectives.endpoint import (
     Frame,
     Peer,
     PeerLostError,
+    SessionEndedError,
     bytes_of,
     endpoint,
 )
@@ -98,12 +99,19 @@ class Group:
             if not self._store.check([key]):
                 with own.waiting():
                     while not self._store.check([key]):
+                        if own.session_ended:
+                            raise distributed.DistBackendError(self._without_session())
                         time.sleep(_POLL_SECONDS)
             return str(self._store.get(key).decode())
+        except distributed.DistBackendError:
+            raise
         except RuntimeError as error:  # of torch.distributed
             raise distributed.DistBackendError(
                 f"{self!r}: rank {rank} cannot be found, as the store does not answer ({error})"
             ) from error
+
+    def _without_session(self) -> str:
+        return f"{self!r}: the device session of rank {self.rank} has ended"
 
     @contextlib.contextmanager
     def _losing(self, rank: int) -> Iterator[None]:
@@ -112,6 +120,8 @@ class Group:
         except PeerLostError:
             text = f"{self!r}: the process of rank {rank} has ended"
             raise distributed.DistBackendError(text) from None
+        except SessionEndedError:
+            raise distributed.DistBackendError(self._without_session()) from None
         except RuntimeError as error:
             raise distributed.DistBackendError(str(error)) from None
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import distributed
 
 from kernelproxy.kernel.collectives import endpoint, exchange
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
@@ -273,3 +274,29 @@ def test_group_that_is_made_again_takes_nothing_from_its_predecessor() -> None:
             ended.result(WAIT_SECONDS)
     finally:
         two.close()
+
+
+def test_rank_without_a_session_waits_no_more(three: RankThreads) -> None:
+    def program(group: Group) -> None:
+        if group.rank == 0:
+            wait_until(lambda: three.endpoints[2]._waiting)
+            three.endpoints[2].end_session()
+            raise RuntimeError("done")
+        call(group, "barrier", exchange.barrier)
+
+    ended = "process group 'test': the device session of rank 2 has ended"
+    assert three.errors(program)[1:] == [ended, ended]
+
+
+def test_rank_without_a_session_does_not_wait_for_its_peers_to_appear() -> None:
+    own = endpoint.Endpoint()
+    try:
+        group = Group("test", 0, 2, distributed.HashStore(), own)  # type: ignore[attr-defined]
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(call, group, "barrier", exchange.barrier)
+            wait_until(lambda: own._waiting)
+            own.end_session()
+            error = waiting.exception(WAIT_SECONDS)
+        assert str(error) == "process group 'test': the device session of rank 0 has ended"
+    finally:
+        own.close()
