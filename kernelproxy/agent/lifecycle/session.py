@@ -496,4 +496,5 @@ class Session:
                 await services.host.cold.forget(stored)
             services.host.forget(self.spiller)
             core.allocator.release(self.tenant)
+        self.kernel.hang_up()
         self._on_closed(self)

@@ -132,6 +132,11 @@ class KernelConnection:
         if self._watch is not None:
             self._watch.close()
 
+    def hang_up(self) -> None:
+        """End the connection of a session that has ended: the process may wait for its peers."""
+        if self._channel is not None:
+            self._channel.close()
+
     def take(self, pid: int) -> None:
         """Make a process the session's kernel, and watch it."""
         if pid != self.pid or self.ended or self.may_end:

@@ -108,6 +108,12 @@ class ToyClient:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the link handles it
             send_message(self.sock, Bell())
 
+    def wait_hung_up(self) -> None:
+        """Wait until the daemon has ended the connection."""
+        self.sock.settimeout(WAIT_SECONDS)
+        while self.sock.recv(4096):
+            pass
+
     def append(self, text: str, kind: int = CALL, request: bool = False) -> int:
         """Append one record; return its end."""
         payload = text.encode()

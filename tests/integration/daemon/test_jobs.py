@@ -175,3 +175,13 @@ def test_ranks_that_may_not_use_devices_are_refused_before_they_start(
     host.call(Prepare(sys.executable, ranks=2))
     with pytest.raises(ControlError, match="There is no device cpu:7"):
         host.call(Prepare(sys.executable, ranks=2, device="cpu:7"))
+
+
+def test_a_process_that_waits_learns_that_its_session_has_ended(toy_host: StartHost) -> None:
+    host = toy_host()
+    parent = host.open("a.ipynb")
+    child = host.client("rank", script=True, parent=parent)
+    child.add(1)
+    assert child.read() == child.state
+    host.call(CloseSession(parent))
+    child.wait_hung_up()
