@@ -53,7 +53,7 @@ class PeerLostError(Exception):
 
 
 class SessionEndedError(Exception):
-    """This rank has no device any more."""
+    """The device session of this rank has ended."""
 
 
 class Peer:

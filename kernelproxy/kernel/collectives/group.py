@@ -57,6 +57,8 @@ class Group:
         self._endpoint: Endpoint | None = None
         self._identity = 0
         self._peers: dict[int, Peer] = {}
+        # Members to which, and from which, the first frame has been sent.
+        self._greeted, self._met = set[int](), set[int]()
         self._joining = threading.Lock()
         self._number = 0
         # Calls whose announcements by other ranks have not been compared yet.
@@ -99,8 +101,7 @@ class Group:
             if not self._store.check([key]):
                 with own.waiting():
                     while not self._store.check([key]):
-                        if own.session_ended:
-                            raise distributed.DistBackendError(self._without_session())
+                        self._check_session(own)
                         time.sleep(_POLL_SECONDS)
             return str(self._store.get(key).decode())
         except distributed.DistBackendError:
@@ -110,8 +111,25 @@ class Group:
                 f"{self!r}: rank {rank} cannot be found, as the store does not answer ({error})"
             ) from error
 
+    def _check_session(self, own: Endpoint) -> None:
+        if own.session_ended:
+            raise distributed.DistBackendError(self._without_session())
+
     def _without_session(self) -> str:
         return f"{self!r}: the device session of rank {self.rank} has ended"
+
+    def _meet(self) -> None:
+        """Wait, at the first collective, until all members have found each other.
+
+        The store may end with the first process that is done, which need not wait for the others
+        in a collective like ``broadcast``.
+        """
+        for rank in self._peers.keys() - self._greeted:
+            self.send(rank, Header(FrameKind.collective, text="meet"), None)
+            self._greeted.add(rank)
+        for rank in self._peers.keys() - self._met:
+            self.receive(rank, FrameKind.collective)
+            self._met.add(rank)
 
     @contextlib.contextmanager
     def _losing(self, rank: int) -> Iterator[None]:
@@ -180,6 +198,7 @@ class Group:
         own = self._join()
         if text := own.failures.get(self._identity):
             raise distributed.DistBackendError(text)
+        self._meet()
         self._calls[call.number] = call.text
         for source in self._peers:
             stream = (self._identity, source, FrameKind.collective, 0)

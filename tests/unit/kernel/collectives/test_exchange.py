@@ -14,7 +14,7 @@ from torch import distributed
 
 from kernelproxy.kernel.collectives import endpoint, exchange
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
-from kernelproxy.kernel.collectives.group import Call, Group
+from kernelproxy.kernel.collectives.group import Group
 from kernelproxy.kernel.collectives.tree import Reduction
 from tests.doubles.rank_threads import RankThreads, call
 from tests.doubles.session.client import WAIT_SECONDS
@@ -257,18 +257,10 @@ def test_group_that_is_made_again_takes_nothing_from_its_predecessor() -> None:
     try:
         assert "call different collectives" in two.errors(fails)[0]
         first, old = again(0), two.groups[1]
-        announced = threading.Event()
-
-        def announce(each: Call) -> None:
-            each.send(1)
-            announced.set()
-            each.receive(1, None)
-
         with ThreadPoolExecutor(1) as other:
-            ended = other.submit(call, first, "barrier", announce)
+            ended = other.submit(call, first, "barrier", exchange.barrier)
             second = again(1)
-            assert announced.wait(WAIT_SECONDS)
-            wait_until(lambda: "barrier" in arrived(two.endpoints[1]))
+            wait_until(lambda: "meet" in arrived(two.endpoints[1]))
             old.close()
             call(second, "barrier", exchange.barrier)
             ended.result(WAIT_SECONDS)
@@ -300,3 +292,22 @@ def test_rank_without_a_session_does_not_wait_for_its_peers_to_appear() -> None:
         assert str(error) == "process group 'test': the device session of rank 0 has ended"
     finally:
         own.close()
+
+
+def test_rank_that_receives_nothing_waits_at_first_until_all_have_met() -> None:
+    """Else it could end, and the store with it, before the others have found each other."""
+    two = RankThreads(2)
+
+    def broadcast(group: Group) -> torch.Tensor:
+        return call(group, "broadcast", lambda own: exchange.broadcast(own, torch.ones(1), 0))
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(broadcast, two.groups[0])
+            wait_until(lambda: two.endpoints[0]._waiting or first.done())
+            assert not first.done()
+            assert broadcast(two.groups[1]).item() == 1
+            first.result(WAIT_SECONDS)
+            assert broadcast(two.groups[0]).item() == 1  # later, it does not wait
+    finally:
+        two.close()
