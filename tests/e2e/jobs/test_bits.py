@@ -17,6 +17,8 @@ from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import MigrateRequest, Resume, SessionReply, Stop, Suspend
 from tests.e2e.kernels import sessions
+from tests.e2e.trainers import agent_pid
+from tests.integration.conftest import kill_at_once
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -32,8 +34,8 @@ Trouble = Callable[[int], object]
 
 
 @contextlib.contextmanager
-def training(model: str, steps: int, seed: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "jupyter_sing.cli", "run", "--nproc-per-node", str(RANKS)]
+def training(model: str, steps: int, seed: int, ranks: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "jupyter_sing.cli", "run", "--nproc-per-node", str(ranks)]
     process = subprocess.Popen(
         [*command, str(PROGRAM), model, str(steps), str(seed)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -50,12 +52,12 @@ def training(model: str, steps: int, seed: int) -> Iterator[subprocess.Popen[str
 
 def weights(
     model: str, devices: int, monkeypatch: pytest.MonkeyPatch, trouble: Trouble | None = None,
-    *, steps: int = STEPS, seed: int = 1,
+    *, steps: int = STEPS, seed: int = 1, ranks: int = RANKS,
 ) -> str:  # fmt: skip
     """Train with a daemon that has so many devices; return the hash of the ranks' weights."""
     monkeypatch.setenv("JUPYTER_SING_DEVICES", ",".join(["cpu:1GiB@1"] * devices))
     found = []
-    with training(model, steps, seed) as process:
+    with training(model, steps, seed, ranks) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("rank 0 step ") and trouble is not None:
@@ -64,7 +66,7 @@ def weights(
                 found.append(line.split()[-1])
         errors = process.communicate()[1]
         assert process.returncode == 0, errors[-3000:]
-    assert len(found) == RANKS, errors[-3000:]
+    assert len(found) == ranks, errors[-3000:]
     assert len(set(found)) == 1, found
     return str(found[0])
 
@@ -136,10 +138,10 @@ class Moves:
 
 
 class Kills:
-    """Kills random workers of the job."""
+    """Kills random workers of the job, and perhaps the agent at one step."""
 
-    def __init__(self, seed: int, every: int = 2) -> None:
-        self._chance, self._every = random.Random(seed), every
+    def __init__(self, seed: int, every: int = 2, agent_at: int | None = None) -> None:
+        self._chance, self._every, self._agent_at = random.Random(seed), every, agent_at
         self.count = 0
 
     def __call__(self, step: int) -> None:
@@ -150,6 +152,8 @@ class Kills:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 self.count += 1
+        if step == self._agent_at:
+            kill_at_once(agent_pid())
 
 
 @models("resnet")
@@ -170,3 +174,17 @@ def test_deaths_of_workers_do_not_show_in_the_weights(
     undisturbed = expected(model, seed, monkeypatch)
     assert weights(model, 2, monkeypatch, kills, seed=seed) == undisturbed
     assert kills.count >= RANKS
+
+
+@pytest.mark.parametrize(
+    ("model", "seed"),
+    [("mlp", 1), *(pytest.param(model, seed, marks=pytest.mark.exhaustive)
+                   for model in ("resnet", "gpt2", "fsdp2") for seed in (1, 2))],
+)  # fmt: skip
+def test_deaths_of_workers_and_agents_do_not_show_in_the_weights(
+    model: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = weights(model, 2, monkeypatch, seed=seed, ranks=2)
+    kills = Kills(seed, 3, agent_at=6)
+    assert weights(model, 2, monkeypatch, kills, seed=seed, ranks=2) == expected
+    assert kills.count >= 2

@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import Resume, SessionReply, Suspend
+from kernelproxy.common.protocol import (
+    MigrateRequest,
+    Pin,
+    Resume,
+    SessionReply,
+    Suspend,
+)
 from tests.doubles.waiting import wait_until
 from tests.e2e.conductor import PROGRAM, ROOT, ConductedRank, Conductor, conductor
 from tests.e2e.kernels import Kernel, kernel, sessions, wait_for_sessions
@@ -72,8 +78,15 @@ def only_the_notebook(ranks: list[ConductedRank]) -> None:
     wait_for_sessions(lambda found: [each["parent"] for each in found] == [""])
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "notebook_launcher"])
-@pytest.mark.parametrize("way", ["killed", pytest.param("fail", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    ("launcher", "way"),
+    [
+        ("torchrun", "killed"), ("spawn", "fail"), ("notebook_launcher", "killed"),
+        *(pytest.param(launcher, way, marks=pytest.mark.exhaustive) for launcher, way in (
+            ("torchrun", "fail"), ("spawn", "killed"), ("notebook_launcher", "fail"),
+        )),
+    ],
+)  # fmt: skip
 def test_a_launcher_ends_with_its_usual_error_when_a_rank_ends(
     notebook: Kernel, conducting: Conductor, launcher: str, way: str
 ) -> None:
@@ -134,8 +147,17 @@ def test_the_command_ends_with_an_error_when_daemon_and_supervisor_die(
         wait_until(lambda: not any(lives(rank.pid) for rank in ranks))
 
 
-@pytest.mark.parametrize("how", ["interrupted", "restarted", "killed"])
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "notebook_launcher"])
+@pytest.mark.parametrize(
+    ("launcher", "how"),
+    [
+        ("torchrun", "killed"), ("spawn", "interrupted"), ("notebook_launcher", "restarted"),
+        *(pytest.param(launcher, how, marks=pytest.mark.exhaustive) for launcher, how in (
+            ("torchrun", "interrupted"), ("torchrun", "restarted"), ("spawn", "restarted"),
+            ("spawn", "killed"), ("notebook_launcher", "interrupted"),
+            ("notebook_launcher", "killed"),
+        )),
+    ],
+)  # fmt: skip
 def test_ranks_end_with_their_cell(
     notebook: Kernel, conducting: Conductor, launcher: str, how: str
 ) -> None:
@@ -157,3 +179,88 @@ def test_ranks_end_with_their_cell(
         os.kill(kernel_pid, signal.SIGKILL)
     wait_until(lambda: not any(lives(rank.pid) for rank in ranks))
     wait_for_sessions(lambda found: not any(each["parent"] for each in found))
+
+
+def ask(request: Suspend | Resume | MigrateRequest | Pin) -> None:
+    with agent_client.connect(start=False) as connection:
+        connection.expect(SessionReply, request, SECONDS_MAX)
+
+
+def train(ranks: list[ConductedRank], steps: int) -> str:
+    """Train; return the hash of the weights, of which each rank has the same."""
+    for rank in ranks:
+        rank.tell(f"train {steps}")
+    (found,) = {rank.answer() for rank in ranks}
+    return found
+
+
+def test_other_ranks_wait_for_one_that_is_suspended_and_learn_of_one_that_ends(
+    conducting: Conductor,
+) -> None:
+    with command(conducting, 3) as process:
+        ranks = conducting.ranks(3)
+        before = train(ranks, 1)
+        for rank in ranks[:2]:
+            rank.tell("train 1")
+        ask(Suspend(ranks[2].session))
+        ask(MigrateRequest(ranks[0].session, "cpu:1"))
+        ask(Resume(ranks[2].session))
+        ask(Pin(ranks[2].session, True))
+        ranks[2].tell("train 1")
+        after = {rank.answer() for rank in ranks}
+        assert len(after) == 1
+        assert before not in after
+        ask(Pin(ranks[2].session, False))
+        ask(Suspend(ranks[2].session))
+        ranks[0].tell("add")
+        os.kill(ranks[1].pid, signal.SIGKILL)
+        assert ranks[0].answer() in (ENDED, "")
+        assert process.wait(SECONDS_MAX) == 128 + signal.SIGKILL
+        wait_until(lambda: not any(lives(rank.pid) for rank in ranks))
+        wait_for_sessions(lambda found: found == [])
+
+
+def test_ranks_that_call_different_things_get_an_error_and_work_in_a_new_group(
+    conducting: Conductor,
+) -> None:
+    different = [("add 1", "add 2"), ("add 1 float32", "add 1 float64"),
+                 ("add 1 float32 SUM", "add 1 float32 MAX"), ("add", "gather")]  # fmt: skip
+    with command(conducting, 2) as process:
+        ranks = conducting.ranks(2)
+        for calls in different:
+            for rank, call in zip(ranks, calls, strict=True):
+                rank.tell(f"catch {call}")
+            for rank in ranks:
+                assert "the ranks call different collectives: rank " in rank.answer()
+            for expected in ("again", "3.0"):
+                for rank in ranks:
+                    rank.tell(expected.replace("3.0", "add"))
+                assert [rank.answer() for rank in ranks] == [expected] * 2
+        conducting.dismiss()
+        assert process.wait(SECONDS_MAX) == 0
+
+
+def test_a_notebook_is_suspended_and_saved_while_its_ranks_train(
+    notebook: Kernel, conducting: Conductor
+) -> None:
+    launch = conducting.torchrun(2).replace("done = subprocess.run(", "job = subprocess.Popen(")
+    launch = launch.rsplit("\n", 1)[0]
+    ran = notebook.run(launch)
+    assert not ran.error, ran.error_text
+    ranks = conducting.ranks(2)
+    (parent,) = (each["id"] for each in sessions() if not each["parent"])
+    first = train(ranks, 2)
+    ask(Suspend(parent))
+    second = train(ranks, 2)
+    assert second != first
+    ran = notebook.run("print(x.sum().item())")
+    assert ran.stdout == "2.0\n"
+    ran = notebook.run("y = 5\n%sing checkpoint here")
+    assert "Saved checkpoint here" in ran.stdout
+    assert "not saved: job: a process" in ran.stdout
+    ran = notebook.run("y = 6\n%sing restore here")
+    assert "Restored" in ran.stdout
+    assert notebook.run("print(y, x.sum().item())").stdout == "5 2.0\n"
+    assert train(ranks, 2) not in (first, second)
+    conducting.dismiss()
+    only_the_notebook(ranks)

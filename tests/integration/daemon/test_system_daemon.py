@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.doubles.daemon.system import WAIT_SECONDS, SharedMachine, build, finish, processes_of
+from tests.doubles.free_ports import free_ports
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import lives
 
@@ -423,6 +424,86 @@ def test_the_daemon_kills_no_foreign_process_for_a_user(machine: SharedMachine) 
     wait_until(lambda: "that it has not forked" in machine.log())
     wait_until(lambda: "Next try" in of(machine, ALICE)["reason"])
     assert lives(victim.pid)
+
+
+#: Starts two ranks, which print their sessions and wait for a file.
+PARENT = """
+import os, subprocess, sys
+found = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2], WORLD_SIZE="2")
+ranks = [
+    subprocess.Popen([sys.executable, "-c", sys.argv[3], sys.argv[1]], env=found | {"RANK": rank})
+    for rank in "01"
+]
+print(os.environ["SING_SESSION"], flush=True)
+sys.exit(sum(each.wait() for each in ranks))
+"""
+RANK = """
+import os, sys, time, torch
+torch.distributed.init_process_group("nccl")
+x = torch.ones(2, device="cuda")
+torch.distributed.all_reduce(x)
+os.write(1, f"{os.environ['SING_SESSION']} {x.sum().item()}\\n".encode())
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+torch.distributed.all_reduce(x)
+assert x.tolist() == [4, 4]
+"""
+INTRUDER = """
+import socket, sys
+from kernelproxy.common.ipc import agent_client as control
+from kernelproxy.common import protocol as p
+from kernelproxy.common.errors import ControlError
+from kernelproxy.kernel.collectives.frames import FrameKind, Header
+parent, rank = sys.argv[1:]
+for request in (
+    p.OpenSession("child", "", sys.executable, script=True, parent=parent),
+    p.JoinJob(rank, "job", 0, 2),
+):
+    with control.connect() as daemon:
+        try:
+            print("was done:", daemon.call(request, 60))
+        except ControlError as error:
+            print(error)
+names = {line.split("@")[1] for line in open("/proc/net/unix") if "@jupyter-sing-rank-" in line}
+names = [name.strip() for name in names]
+assert len(names) >= 2, names
+for name in names:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect("\\0" + name)
+        token = name.removeprefix("jupyter-sing-rank-")
+        try:
+            sock.sendall(Header(FrameKind.hello, text=token + token).encode())
+            print("closed", sock.recv(1))
+        except ConnectionError:
+            print("closed", b"")
+"""
+
+
+def test_ranks_are_their_users_and_no_other_user_joins_them(
+    machine: SharedMachine, gate: Path
+) -> None:
+    script = machine.base / "parent.py"
+    script.write_text(PARENT)
+    script.chmod(0o644)
+    job = machine.start(
+        ALICE, "-m", "jupyter_sing.cli", "run", str(script), str(gate), str(free_ports(1)[0]), RANK
+    )
+    assert job.stdout is not None
+    parent = job.stdout.readline().strip()
+    ranks = [job.stdout.readline().split() for _ in range(2)]
+    assert [total for _, total in ranks] == ["4.0", "4.0"], job.communicate()[1][-4000:]
+    below = {each["id"]: each for each in machine.status(ALICE) if each["parent"] == parent}
+    assert below.keys() == {session for session, _ in ranks}
+    assert {each["owner"] for each in below.values()} == {f"uid:{ALICE}"}
+    assert {(each["rank"], each["ranks"]) for each in below.values()} == {(0, 2), (1, 2)}
+    for each in below.values():
+        assert identities(each["kernel_pid"])["Uid"] == [str(ALICE)] * 4
+    child, joins, *sockets = machine.program(BOB, INTRUDER, parent, ranks[0][0]).splitlines()
+    assert f"belongs to uid:{ALICE}" in child
+    assert f"belongs to uid:{ALICE}" in joins
+    assert sockets == ["closed b''"] * len(sockets)
+    gate.touch()
+    finish(job)
 
 
 LEFT = """
