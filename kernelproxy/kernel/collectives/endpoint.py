@@ -20,21 +20,24 @@ import os
 import secrets
 import selectors
 import socket
-import struct
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from kernelproxy.kernel.collectives.addresses import (
+    host_identity,
+    listener,
+    reachable_address,
+    same_user,
+)
 from kernelproxy.kernel.collectives.frames import HEADER_BYTES, FrameKind, Header, text_bytes
 
 #: What is received before a call asks for it, at most, while this rank computes.
 EARLY_BYTES_MAX = 256 << 20
-BACKLOG = 4096
 Stream = tuple[int, int, FrameKind, int]
 """Group, source, kind, tag: frames of one arrive in the order in which they were sent."""
 
@@ -144,15 +147,15 @@ class Endpoint:
         found: dict[str, object] = {"token": self.token}
         if local:
             name = f"\0jupyter-sing-rank-{self.token}"
-            self._listeners.append(_listener(socket.AF_UNIX, name))
-            found["host"] = _host()
-        host = _reachable_address()
+            self._listeners.append(listener(socket.AF_UNIX, name))
+            found["host"] = host_identity()
+        host = reachable_address()
         if not local or not host.startswith("127."):
-            listener = _listener(socket.AF_INET, (host, 0))
-            self._listeners.append(listener)
-            found["tcp"] = [host, listener.getsockname()[1]]
-        for listener in self._listeners:
-            self._selector.register(listener, selectors.EVENT_READ, self._accept)
+            made = listener(socket.AF_INET, (host, 0))
+            self._listeners.append(made)
+            found["tcp"] = [host, made.getsockname()[1]]
+        for each in self._listeners:
+            self._selector.register(each, selectors.EVENT_READ, self._accept)
         return json.dumps(found)
 
     # ------------------------------------------------------------ for callers
@@ -192,7 +195,7 @@ class Endpoint:
 
     def _connect(self, place: dict[str, Any]) -> socket.socket | None:
         """Return a connection to a process, or None if there is none."""
-        local = place.get("host") == _host()
+        local = place.get("host") == host_identity()
         if not local and "tcp" not in place:
             return None  # it listens on its own host only
         connection = socket.socket(socket.AF_UNIX if local else socket.AF_INET)
@@ -301,11 +304,11 @@ class Endpoint:
                 key.data()
 
     def _accept(self) -> None:
-        for listener in self._listeners:
+        for each in self._listeners:
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    connection, _ = listener.accept()
-                    if listener.family == socket.AF_UNIX and not _same_user(connection):
+                    connection, _ = each.accept()
+                    if each.family == socket.AF_UNIX and not same_user(connection):
                         connection.close()
                         continue
                     connection.setblocking(False)
@@ -445,35 +448,6 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     if not count:
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * count).from_address(tensor.data_ptr())).cast("B")
-
-
-def _listener(family: int, address: str | tuple[str, int]) -> socket.socket:
-    listener = socket.socket(family)
-    listener.bind(address)
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener
-
-
-def _same_user(connection: socket.socket) -> bool:
-    size = struct.calcsize("3i")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
-
-
-def _host() -> str:
-    """Return the identity of the host, as far as its abstract sockets reach."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/net')}"
-
-
-def _reachable_address() -> str:
-    """Return the address of this host on the way to the ranks' meeting point."""
-    meeting = os.environ.get("MASTER_ADDR") or socket.gethostname()
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((meeting, 9))  # sends nothing
-        return str(probe.getsockname()[0])
-    return "127.0.0.1"
 
 
 _endpoint: Endpoint | None = None
