@@ -45,7 +45,7 @@ class ConductedRank:
 
 
 class Conductor:
-    """Where the ranks of one job report.
+    """The end to which the ranks of one job report.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where the endpoint of a rank listens: on its host, and on the way to other hosts."""
+"""Addresses at which the endpoint of a rank listens: on its host, and for other hosts."""
 
 from __future__ import annotations
 

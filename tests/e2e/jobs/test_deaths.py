@@ -1,4 +1,4 @@
-"""What happens to a job when something of it ends, waits for ever, or is suspended."""
+"""A job of which something ends, waits for ever, or is suspended."""
 
 from __future__ import annotations
 

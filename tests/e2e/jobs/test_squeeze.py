@@ -55,7 +55,7 @@ def weights(output: list[str]) -> str:
 
 
 def train() -> str:
-    with training("mlp", STEPS, 1) as process:
+    with training("mlp", STEPS, 1, RANKS) as process:
         output, errors = process.communicate()
         assert process.returncode == 0, errors[-3000:]
     return weights(output.splitlines())

@@ -18,8 +18,8 @@ from torch.nn import functional
 from tests.programs.jobs.ranks import digest, prepare
 
 
-class Commands:
-    """What a rank can be told to do; each method is a command, and takes the words after it."""
+class RankCommands:
+    """Commands for a rank; each method is one, and takes the words after it."""
 
     def __init__(self) -> None:
         torch.manual_seed(7)
@@ -86,7 +86,7 @@ def main(path: str) -> None:
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         print(dist.get_rank(), os.getpid(), os.environ["SING_SESSION"], restarts,
               file=lines, flush=True)  # fmt: skip
-        commands = Commands()
+        commands = RankCommands()
         for line in lines:
             name, *arguments = line.split()
             command: Callable[..., str] = getattr(commands, name)
