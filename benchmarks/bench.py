@@ -30,9 +30,10 @@ from benchmarks.execution.breakdown import Profile
 from benchmarks.execution.compiling import Compilation
 from benchmarks.execution.operators import Small
 from benchmarks.rates import memcpy_rate
-from benchmarks.sharing import crowd, hostile, packing, turns
+from benchmarks.sharing import crowd, hostile, jobs, packing, turns
 from benchmarks.sharing.crowd import Crowd
 from benchmarks.sharing.hostile import Attack
+from benchmarks.sharing.jobs import JobSteps
 from benchmarks.sharing.packing import Pair
 from benchmarks.sharing.turns import BenchmarkTurns
 from benchmarks.states import disk, moves, notebooks, saving
@@ -67,6 +68,7 @@ PARTS = (
     "turns",
     "crowd",
     "hostile",
+    "jobs",
     "compile",
 )
 
@@ -99,6 +101,8 @@ class Scale:
         Notebooks that start at the same time, and seconds for which they run cells.
     hostile : tuple of (float, int, int or None)
         Seconds of each attack by another user, rounds, and number of attacks; None: all.
+    jobs : tuple of (int, int)
+        Steps of each job of several ranks, and the most ranks.
     compilations : int
         First calls of a compiled model on each side.
     """
@@ -115,6 +119,7 @@ class Scale:
     packing: tuple[float, float] = (20.0, 20.0)
     crowd: tuple[int, float] = (8, 60.0)
     hostile: tuple[float, int, int | None] = (2.0, 2, None)
+    jobs: tuple[int, int] = (30, 4)
     compilations: int = 3
 
 
@@ -131,6 +136,7 @@ SMALL = Scale(
     packing=(0.5, 1.0),
     crowd=(2, 1.0),
     hostile=(0.2, 1, 1),
+    jobs=(2, 2),
     compilations=1,
 )
 
@@ -163,6 +169,7 @@ class Results:
     packing: list[Pair] = field(default_factory=list)
     crowd: Crowd | None = None
     hostile: list[Attack] = field(default_factory=list)
+    jobs: list[JobSteps] = field(default_factory=list)
     compilation: Compilation | None = None
     memcpy_gb_per_second: float = 0.0
 
@@ -359,6 +366,14 @@ def daemon_for_pairs(threads: int, pack: bool) -> Iterator[None]:
             yield
 
 
+@contextmanager
+def daemon_for_jobs(devices: int) -> Iterator[None]:
+    """Start a daemon with so many devices of one thread."""
+    with daemon_of_its_own(1):
+        os.environ["JUPYTER_SING_DEVICES"] = ",".join(["cpu:2GiB@1"] * devices)
+        yield
+
+
 def measure_packing(scale: Scale) -> list[Pair]:
     """Measure two programs on one device."""
 
@@ -430,6 +445,9 @@ def run(
     elif "hostile" in parts:
         results.hostile = hostile.measure_hostile(*scale.hostile)
         _show(hostile.report(results.hostile))
+    if "jobs" in parts:
+        results.jobs = list(jobs.measure_jobs(daemon_for_jobs, *scale.jobs))
+        _show(jobs.report(results.jobs))
     if "compile" in parts:
         results.compilation = measure_compilation(scale)
         _show(compiling.report(results.compilation))
@@ -506,6 +524,8 @@ def report(results: Results) -> str:
         lines += ["## Notebooks that start at once", "", *crowd.report(results.crowd), ""]
     if results.hostile:
         lines += ["## Another user who means harm", "", *hostile.report(results.hostile), ""]
+    if results.jobs:
+        lines += ["## Jobs of several ranks", "", *jobs.report(results.jobs), ""]
     if results.compilation is not None:
         lines += ["## First compilation", "", *compiling.report(results.compilation), ""]
     return "\n".join(lines)

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import bench
 from benchmarks.execution.operators import Small
+from benchmarks.sharing import jobs
 from benchmarks.states.moves import ResumeTimes
 from benchmarks.states.notebooks import BenchmarkNotebooks
 
@@ -101,6 +102,15 @@ def test_notebooks_that_start_at_once(measure: Measure) -> None:
     assert results.crowd is not None
     assert len(results.crowd.first) == bench.SMALL.crowd[0]
     assert min(results.crowd.waits) > 0
+
+
+def test_jobs_of_several_ranks(measure: Measure) -> None:
+    results = measure("jobs")
+    expected = [each for each in jobs.PLACES if each[0] <= bench.SMALL.jobs[1]]
+    assert [(each.ranks, each.devices) for each in results.jobs] == expected
+    for each in results.jobs:
+        assert min(each.proxied, each.plain, each.of_ideal) > 0
+    assert bench.report(results).count("## Jobs of several ranks") == 1
 
 
 def test_the_first_compilation(measure: Measure) -> None:

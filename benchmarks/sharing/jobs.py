@@ -1,0 +1,104 @@
+"""Jobs of several ranks, on as many devices and on fewer, compared with plain torch on the CPU.
+
+The job trains an MLP of 1.3 million parameters with DistributedDataParallel and AdamW; each rank
+and each device has one compute thread. The ranks of plain torch communicate through gloo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAM = Path(__file__).with_name("rank.py")
+#: Ranks, and devices on which they run.
+PLACES = ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1))
+
+#: Starts a daemon, given its number of devices.
+Daemon = Callable[[int], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class JobSteps:
+    """Steps of a job on one number of devices.
+
+    Parameters
+    ----------
+    ranks, devices : int
+    proxied, plain : float
+        Seconds of one step, with sessions and with plain torch on the CPU.
+    alone : float
+        Seconds of one step of a job of one rank.
+    """
+
+    ranks: int
+    devices: int
+    proxied: float
+    plain: float
+    alone: float
+
+    @property
+    def of_ideal(self) -> float:
+        """The step, divided by what the ranks of the busiest device need one after the other."""
+        return self.proxied / (self.alone * -(-self.ranks // self.devices))
+
+
+def measure_jobs(daemon: Daemon, steps: int, ranks_max: int) -> Iterator[JobSteps]:
+    """Measure `PLACES`, and plain torch just before, for each number of ranks.
+
+    Parameters
+    ----------
+    daemon
+        See `Daemon`.
+    steps : int
+        Number of steps that are measured.
+    ranks_max : int
+        Leaves out larger jobs.
+    """
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    alone, plain = 0.0, dict[int, float]()
+    for ranks, devices in PLACES:
+        if ranks > ranks_max:
+            continue
+        if ranks not in plain:
+            plain[ranks] = _step(torchrun, ranks, "cpu", steps)
+        with daemon(devices):
+            proxied = _step([sys.executable, "-m", "jupyter_sing.cli", "run"], ranks, "cuda", steps)
+        alone = alone or proxied
+        yield JobSteps(ranks, devices, proxied, plain[ranks], alone)
+
+
+def _step(launcher: Sequence[str], ranks: int, kind: str, steps: int) -> float:
+    """Run a job; return the seconds of one step."""
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node", str(ranks), str(PROGRAM), kind, str(steps)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    (line,) = (each for each in done.stdout.splitlines() if each.startswith("{"))
+    return float(json.loads(line)["step"])
+
+
+def report(found: Sequence[JobSteps]) -> list[str]:
+    """Return the figures as a table."""
+    return [
+        "An MLP of 1.3 million parameters under DistributedDataParallel, one compute thread for",
+        "each rank and each device. Ideal is the step of one rank, as often as the busiest device",
+        "has ranks; the weights are the same bits on each number of devices.",
+        "",
+        "| ranks | devices | plain torch and gloo, ms/step | proxied, ms/step | of plain "
+        "| of the ideal |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {each.ranks} | {each.devices} | {each.plain * 1e3:.1f} | {each.proxied * 1e3:.1f} "
+            f"| **{each.proxied / each.plain:.2f}** | {each.of_ideal:.2f} |"
+            for each in found
+        ),
+    ]

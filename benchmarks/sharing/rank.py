@@ -1,0 +1,54 @@
+"""One rank of a job that trains an MLP with DistributedDataParallel: ``rank.py DEVICE STEPS``.
+
+Started as torchrun starts it. Rank 0 prints the seconds of one step, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+WARM_STEPS = 5
+WIDTH = 1024
+
+
+def main(kind: str, steps: int) -> None:
+    rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    torch.manual_seed(0)
+    layers = (
+        nn.Linear(256, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10),
+    )  # fmt: skip
+    net = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).to(device))
+    optimizer = torch.optim.AdamW(net.parameters())
+    inputs = torch.randn(256, 256, device=device)
+    targets = torch.randint(10, (256,), device=device)
+
+    def train(count: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(net(inputs), targets)
+            loss.backward()
+            optimizer.step()
+        loss.item()
+        return (time.perf_counter() - begin) / count
+
+    train(WARM_STEPS)
+    dist.barrier()
+    seconds = train(steps)
+    if rank == 0:
+        print(json.dumps({"step": seconds}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
