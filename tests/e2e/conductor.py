@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,8 +71,11 @@ class Conductor:
         self._connections.enter_context(connection)
         connection.settimeout(SECONDS_MAX)
         lines = self._connections.enter_context(connection.makefile("rw"))
-        number, pid, session, restarts = lines.readline().split()
-        return ConductedRank(int(number), int(pid), session, int(restarts), lines)
+        number, session, restarts = lines.readline().split()
+        # Its own number of itself may be another one: kernels may have namespaces.
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        (pid,) = struct.unpack_from("i", credentials)
+        return ConductedRank(int(number), pid, session, int(restarts), lines)
 
     def dismiss(self) -> None:
         """Let the ranks end, as programs that are done."""

@@ -84,7 +84,7 @@ def main(path: str) -> None:
         test.connect(path)
         lines = test.makefile("rw")
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        print(dist.get_rank(), os.getpid(), os.environ["SING_SESSION"], restarts,
+        print(dist.get_rank(), os.environ["SING_SESSION"], restarts,
               file=lines, flush=True)  # fmt: skip
         commands = RankCommands()
         for line in lines:
