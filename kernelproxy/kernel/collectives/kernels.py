@@ -377,7 +377,7 @@ def send(tensors: Tensors, group: Any, to: int, tag: int) -> Any:
     header = Header(FrameKind.message, number=tag, text=_text("a tensor", dtype, tensor.numel()))
     with torch.inference_mode():
         own.send(to, header, _read(tensor))
-    completion = Completion([tensor])
+    completion = Completion([tensor], own)
     completion.settle([tensor])
     note(process_group, completion)
     return completion.work()
@@ -388,7 +388,7 @@ def recv_(tensors: Tensors, group: Any, source: int, tag: int) -> Any:
     tensor: Tensor = _one("recv", tensors)
     dtype = _check("recv", tensors)
     process_group, own = unbox(group)
-    text, completion = _text("a tensor", dtype, tensor.numel()), Completion([tensor])
+    text, completion = _text("a tensor", dtype, tensor.numel()), Completion([tensor], own)
 
     def execute() -> None:
         with torch.inference_mode():

@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from kernelproxy.kernel.collectives.group import Call, Group
-from kernelproxy.kernel.collectives.work import Completion, all_of
+from kernelproxy.kernel.collectives.work import Completion, all_of, forget
 
 _groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
 # Futures of the calls between the start and the end of a group's coalescing.
@@ -21,7 +21,12 @@ def announce(process_group: Any, store: Any) -> None:
     """Let the other members of a new process group find this one."""
     name, rank, size = process_group.group_name, process_group.rank(), process_group.size()
     group = _groups[process_group] = Group(name, rank, size, store)
-    weakref.finalize(process_group, group.close)
+    weakref.finalize(process_group, _end, group)
+
+
+def _end(group: Group) -> None:
+    group.close()
+    forget(group)
 
 
 def unbox(boxed: Any) -> tuple[Any, Group]:
@@ -37,7 +42,7 @@ def launch(
 ) -> Any:
     """Execute a collective, or have it executed in the group's order; return its work."""
     process_group, group = unbox(boxed)
-    call, completion = group.begin(text), Completion(result)
+    call, completion = group.begin(text), Completion(result, group)
 
     def execute() -> None:
         # Tensors made in inference mode can be written only there; others can be, too.

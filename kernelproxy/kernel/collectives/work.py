@@ -21,8 +21,13 @@ _wrap: Callable[[torch.futures.Future[Any]], Any] = getattr(
 ) or getattr(torch._C._distributed_c10d, "_create_work_from_future")  # noqa: B009
 
 
-#: Errors of asynchronous calls that no wait has raised yet.
-unreported: list[Exception] = []
+#: Errors of asynchronous calls that no wait has raised yet, with the groups of the calls.
+unreported: list[tuple[object, Exception]] = []
+
+
+def forget(group: object) -> None:
+    """Drop the errors of a group that was destroyed: calls of later groups did not fail."""
+    unreported[:] = [each for each in unreported if each[0] is not group]
 
 
 class Completion:
@@ -32,9 +37,12 @@ class Completion:
     ----------
     tensors : sequence of torch.Tensor
         The tensors, or others with the same labels of the device.
+    group : Group
+        The group of the call.
     """
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
+    def __init__(self, tensors: Sequence[Any], group: object) -> None:
+        self._group = group
         devices = {str(tensor.device) for tensor in tensors} or {"cuda:0"}
         self._trigger: torch.futures.Future[Any] = torch.futures.Future(devices=[*devices])
         self._outcome: list[Any] | Exception = []
@@ -48,7 +56,7 @@ class Completion:
     def settle(self, outcome: list[Any] | Exception) -> None:
         """Complete the future, with tensors or with an error."""
         if isinstance(outcome, Exception):
-            unreported.append(outcome)
+            unreported.append((self._group, outcome))
         self._outcome = outcome
         self._trigger.set_result(None)
 
@@ -104,7 +112,7 @@ def _install_wait_tensor() -> None:
     def wait_tensor(tensor: Any) -> Any:
         found = original(tensor)
         if unreported:
-            raise unreported.pop()
+            raise unreported.pop()[1]
         return found
 
     functional.wait_tensor = wait_tensor
