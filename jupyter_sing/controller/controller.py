@@ -26,7 +26,7 @@ from jupyter_sing.controller.switch_cost import Bandwidth, Rate
 from jupyter_sing.controller.time_to_gpu import TimeToGpu
 from jupyter_sing.controller.wait_estimates import WaitEstimates
 from jupyter_sing.scheduler import events
-from jupyter_sing.scheduler.decisions import Decision, Guarantees, Pack, Unpack
+from jupyter_sing.scheduler.decisions import Decision, Grant, Guarantees, Pack, Unpack
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.persistence import AccountsError
 from jupyter_sing.scheduler.policy import differences
@@ -314,6 +314,8 @@ class Controller(LeaseCalls):
                 job = self._jobs.by_id(decision.session)
             if job is None:
                 self._runner.carry_out(decision)
+                if isinstance(decision, Grant):
+                    self._jobs.granted(decision.session, decision.token)
             else:
                 self._gangs.carry_out(job, decision)
 

@@ -68,8 +68,7 @@ class LeaseCalls:
             return
         known = self._sessions.get(session)
         if known is not None and known.token == token:
-            known.device, known.resident = known.granted, True
-        self._note_end(session)
+            known.device, known.resident, known.token = known.granted, True, None
         self._driver.send(events.Released(self._clock(), session, token))
 
     def lost(self, session: str, why: str = "") -> None:
@@ -115,7 +114,9 @@ class LeaseCalls:
         if job := self._jobs.of(session):
             self._gangs.refused(job, session, token, why)
             return
-        self._note_end(session)
+        known = self._sessions.get(session)
+        if known is not None and known.token == token:  # it may have a later lease already
+            known.token = None
         self._driver.send(events.GrantRefused(self._clock(), session, token, why))
 
     def stayed(self, session: str, device: str, why: str) -> None:

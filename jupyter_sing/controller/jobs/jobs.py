@@ -153,6 +153,12 @@ class Jobs:
         job.awaited[session] = None
         self._runner.actions.preempt(session, known.token)
 
+    def granted(self, session: str, token: int) -> None:
+        """Stop a rank that is awaited, and was granted a device once more before it stopped."""
+        job = self._of.get(session)
+        if job is not None and session in job.awaited:
+            self._runner.actions.preempt(session, token)
+
     def _absorbed(self, job: GangJob, session: str) -> None:
         """Take out a rank that has stopped."""
         del job.awaited[session]

@@ -247,6 +247,10 @@ class CellLifecycle:
             if session.gang is not None:
                 self._leave_failed(session, device, event.at)
                 continue
+            if session.phase in HOLDING and device not in session.lease.devices:
+                # It is moving to another device, or has memory here that is not yet evicted.
+                self._leases.table.left(session, device, event.at)
+                continue
             self.lose(session, event.at)
             self._leases.table.forget(session, event.at)
 

@@ -119,9 +119,13 @@ class FakeController:
                 return
 
     def fail(self, device: str) -> None:
-        """Let a device fail: what is there is lost. A gang stops only when it is preempted."""
+        """Let a device fail: what is there is lost, and what executes there stops.
+
+        A gang stops only when it is preempted, and a session that has a lease elsewhere continues.
+        """
         for session in sorted({*self.resident[device], *self.holders[device]}):
-            if self.notebooks[session].ranks:
+            held = self.notebooks[session].devices
+            if self.notebooks[session].ranks or (held and device not in held):
                 self._drop(session, device)
             else:
                 self.lose(session)

@@ -397,6 +397,18 @@ def test_a_failed_device_is_avoided_until_it_is_healed() -> None:
     assert grants(host, "b")[-1].devices == (first,)
 
 
+def test_a_session_keeps_its_device_when_the_one_it_comes_from_fails() -> None:
+    host = controller(2)
+    for session in "ab":
+        host.open(session, GB, device="node0/gpu0", resident=True)
+    host.engine.handle(events.CellSubmitted(0.0, "a"))
+    (grant,) = host.engine.handle(events.CellSubmitted(0.0, "b"))
+    assert isinstance(grant, Grant)
+    assert grant.devices == ("node0/gpu1",)
+    host.engine.handle(events.DeviceFailed(0.0, "node0/gpu0"))
+    assert host.engine.held()["b"] == ("node0/gpu1", grant.token)
+
+
 def test_a_grant_that_failed_is_tried_again() -> None:
     host = controller()
     host.open("a", GB)

@@ -108,9 +108,7 @@ class Cluster(RuleBasedStateMachine):
     def fail_device(self, data: st.DataObject) -> None:
         device = data.draw(st.sampled_from([place.id for place in self.places]))
         self.failed.add(device)
-        for name in sorted({*self.host.resident[device], *self.host.holders[device]}):
-            self.host.lose(name)
-        self.host.tell(events.DeviceFailed(self.host.now, device))
+        self.host.fail(device)
 
     @precondition(lambda self: self.failed)
     @rule(data=st.data())

@@ -98,6 +98,47 @@ async def test_ranks_are_sessions_until_all_have_joined(agent: AgentDouble) -> N
 
 
 @scenario
+async def test_a_rank_with_a_lease_is_awaited_after_an_earlier_one_was_refused(
+    agent: AgentDouble,
+) -> None:
+    agent.open(RANKS[0])
+    agent.ask(RANKS[0])
+    await asyncio.sleep(agent.delay / 2)
+    agent.fail("cpu:0")  # its lease there is over; the refusal comes when it has another one
+    await asyncio.sleep(0.1)
+    assert agent.where(RANKS[0]) == ["cpu:1"]
+    agent.open(RANKS[1])
+    for number, each in enumerate(RANKS[:2]):
+        agent.controller.joined(each, "train", number, 2)
+    job = agent.controller._jobs.of(RANKS[0])
+    assert job is not None
+    assert list(job.awaited) == RANKS[:1]
+    agent.ask(RANKS[1])
+    await asyncio.sleep(1.0)
+    assert agent.where(*RANKS[:2]) == ["cpu:1", "cpu:1"]
+
+
+@scenario
+async def test_a_rank_that_gets_another_lease_while_it_is_awaited_stops_again(
+    agent: AgentDouble,
+) -> None:
+    agent.open(ALICE, "alice", "cpu:1")
+    for each in RANKS[:2]:
+        agent.open(each)
+    for each in (ALICE, RANKS[0]):
+        agent.ask(each)
+    await asyncio.sleep(0.1)
+    mine, other = agent.where(RANKS[0], ALICE)
+    agent.fail(mine)
+    for number, each in enumerate(RANKS[:2]):
+        agent.controller.joined(each, "train", number, 2)
+    agent.rest(ALICE)  # the rank is still being stopped
+    agent.ask(RANKS[1])
+    await asyncio.sleep(5.0)
+    assert agent.where(*RANKS[:2]) == [other, other]
+
+
+@scenario
 async def test_a_rank_may_join_before_it_is_opened(agent: AgentDouble) -> None:
     for number, each in reversed(list(enumerate(RANKS))):
         agent.controller.joined(each, "train", number, 4)

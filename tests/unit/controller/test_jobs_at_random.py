@@ -79,8 +79,10 @@ class Trial:
             return
         if kind in ("fail", "heal"):
             device = random.choice(list(agent.devices))
-            if kind == "heal" or len(agent.failed) + 1 < len(agent.devices):
-                getattr(agent, kind)(device)
+            if kind == "heal" and not agent.executing(device):  # they have stopped
+                agent.heal(device)
+            elif kind == "fail" and len(agent.failed) + 1 < len(agent.devices):
+                agent.fail(device)
             return
         if not names:
             return
