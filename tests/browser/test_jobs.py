@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.browser.conftest import TWO
 from tests.browser.lab import Lab, Screen, patient, write_notebook
 from tests.doubles.waiting import wait_until
+from tests.e2e.trainers import program
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -39,7 +43,8 @@ def train():
         seen = torch.tensor(int(Path("stop").exists()), device=accelerator.device)
         stopped = accelerator.reduce(seen, "sum").item()
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])
-    same = torch.equal(*accelerator.gather(weights).chunk(2))
+    first, *others = accelerator.gather(weights).chunk(accelerator.num_processes)
+    same = all(torch.equal(first, each) for each in others)
     place = f"rank {accelerator.process_index} on {accelerator.device}"
     print(f"{place}: {same}\\n", end="", flush=True)
 notebook_launcher(train, (), num_processes=2)"""
@@ -87,5 +92,74 @@ def test_ranks_of_a_notebook_are_below_it_while_they_train(lab: Lab, screen: Scr
     panel.click()
     patient(tree.locator(".jp-Sing-jobItem")).to_have_count(0)
     patient(tree.locator(".jp-Sing-session")).to_have_count(1)
+    screen.run(2)
+    patient(screen.cell(2)).to_contain_text("kept: True torch.Size([1, 2])")
+
+
+POLICY = """
+jobs: {grow_after: 1 s}
+virtual_clusters: {lab: {users: [{name: alice, tier: premium}, bob]}}
+"""
+FOUR = JOB.replace("num_processes=2", "num_processes=4")
+ON_TWO = "Job of 4 ranks runs on 2 devices."
+ON_ONE = "Job of 4 ranks runs on 1 of 2 devices: alice waits with premium"
+
+
+@pytest.fixture
+def policy(runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let alice come before bob, the user of the notebooks."""
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", TWO)
+    monkeypatch.setenv("JUPYTER_SING_USER", "bob")
+    file = tmp_path / "policy.yaml"
+    file.write_text(POLICY)
+    command = [sys.executable, "-m", "jupyter_sing.cli", "policy", "apply", str(file)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def on_devices(lab: Lab) -> int:
+    """Return on how many devices the job of four ranks runs; 0: not all do."""
+    ranks = [each for each in lab.sessions() if each["ranks"] == 4 and each["state"] == "running"]
+    return len({each["device"] for each in ranks}) if len(ranks) == 4 else 0
+
+
+@pytest.mark.usefixtures("policy")
+@pytest.mark.parametrize("lab", [(TWO, "--SingExtension.idle_timeout=0")], indirect=True)
+def test_a_job_is_squeezed_by_a_premium_cell_and_grows_again(
+    lab: Lab, screen: Screen, tmp_path: Path
+) -> None:
+    write_notebook(lab.root / "train.ipynb", TRAIN, FOUR, AGAIN)
+    screen.open("train.ipynb")
+    screen.run(0)
+    tree = screen.page.get_by_role("region", name="GPUs Section").get_by_role("tree")
+    notebook = tree.locator(".jp-Sing-session.jp-mod-mine", has_text="train.ipynb").first
+    job = notebook.locator(".jp-Sing-jobItem .jp-Sing-row").first
+
+    def see_job(count: str, reason: str, name: str) -> None:
+        # Rows that come and go move others; in a panel that is not shown, that is no jump.
+        screen.page.get_by_role("tab", name="Running Terminals and Kernels").click()
+        patient(job.locator(".jp-Sing-rowWord")).to_have_text(re.compile(count))
+        patient(job).to_have_attribute("title", re.compile(re.escape(reason)))
+        screen.show(name)
+        screen.page.get_by_role("tab", name=re.compile("^File Browser")).click()
+
+    enough = tmp_path / "enough"
+    with program(1, proxied=True, user="alice") as alice:
+        assert alice.answer() == ["ready"]
+        screen.run(1, wait=False)
+        wait_until(lambda: on_devices(lab) == 2)
+        see_job("^4 ranks on 2 GPUs$", ON_TWO, "job-on-two")
+        alice.ask(str(enough))
+        try:
+            wait_until(lambda: on_devices(lab) == 1)
+            see_job("^4 ranks on Simulated GPU [01]$", ON_ONE, "job-squeezed")
+        finally:
+            enough.touch()
+        assert alice.answer()
+    wait_until(lambda: on_devices(lab) == 2)
+    see_job("^4 ranks on 2 GPUs$", ON_TWO, "job-on-two-again")
+    (lab.root / "stop").touch()
+    screen.finish(1)
+    for number in range(4):
+        patient(screen.cell(1)).to_contain_text(f"rank {number} on cuda:{number}: True")
     screen.run(2)
     patient(screen.cell(2)).to_contain_text("kept: True torch.Size([1, 2])")

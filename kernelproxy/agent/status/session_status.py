@@ -68,7 +68,7 @@ def describe_session(session: Session, *, asking: bool = False) -> SessionView:
         "expected_wait": _rounded(outlook.seconds) if outlook else None,
         "suspended_by": hold.by or None if suspended and hold else None,
         "suspended_at": timestamp(core.since) if suspended else None,
-        "shared": _shared(session),
+        "shared": None if job and job.size > 1 else _shared(session),
         "pinned": session.preferences.pinned,
         "priority": session.preferences.tier,
         "reason": _reason(session, outlook.reason if outlook else reason),
@@ -95,7 +95,10 @@ def _prepared(session: Session) -> ProgressView | None:
 
 
 def _shared(session: Session) -> SharedView | None:
-    """Return the sessions with which it shares devices; None if a user suspended it."""
+    """Return the sessions with which it shares devices; None if a user suspended it.
+
+    Not for ranks: they share with each other, and their reason describes how the job runs.
+    """
     if not session.lease.scheduled or session.demand.hold is not None:
         return None
     return shared(session.tenant, session.core.allocator.allocators)

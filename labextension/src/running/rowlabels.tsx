@@ -159,7 +159,7 @@ export function JobLabel(
   return (
     <span
       className="jp-Sing-row"
-      title={[row.name, text, row.memory].filter(Boolean).join(' · ')}
+      title={[row.name, text, row.sentence, row.memory].filter(Boolean).join(' · ')}
       ref={node}
     >
       <treeViewIcon.react className="jp-Sing-rowIcon" tag="span" />

@@ -5,14 +5,15 @@ import type { Shown } from '../ui/icons';
 import type { Device, ISingModel, Outside, Session } from '../api/tokens';
 import { isMine, obstacle } from '../text/sessionactions';
 import {
-  type IJob,
   isRank,
   jobId,
   jobName,
+  jobSentence,
   jobsOf,
   partsOf,
   placeText,
-  ranksText
+  ranksText,
+  type IJob
 } from '../text/jobs';
 import { bytesText, occupancyText, usedPercent } from '../text/format';
 import { deviceName, sessionName, shown, stateSentence, stateWord } from '../text/words';
@@ -65,6 +66,8 @@ export interface IJobRow {
   /** Where they are; empty if the row is below that device. */
   readonly place: string;
   readonly memory: string;
+  /** How it runs, and why; empty for other users' jobs. */
+  readonly sentence: string;
 }
 
 /** A session with what is below it, or a job with its ranks. */
@@ -207,7 +210,8 @@ export class Rows {
       name: jobName(ranks, trans),
       count: ranksText(ranks, trans),
       place: device === null ? placeText(ranks, trans) : '',
-      memory: memory > 0 ? bytesText(memory) : ''
+      memory: memory > 0 ? bytesText(memory) : '',
+      sentence: jobSentence(ranks, trans)
     };
   }
 

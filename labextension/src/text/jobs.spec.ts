@@ -1,6 +1,6 @@
 import { nullTranslator } from '@jupyterlab/translation';
 import { expect, test } from 'vitest';
-import { nameParts, placeText, ranksText, startedTexts } from './jobs';
+import { jobSentence, nameParts, placeText, ranksText, startedTexts } from './jobs';
 import { aSession } from '../testing/sessions';
 
 const trans = nullTranslator.load('');
@@ -31,6 +31,14 @@ test('a job says how many ranks it has, and where', () => {
   expect(placeText(ranks, trans)).toBe('on 2 GPUs');
   expect(placeText([ranks[1]], trans)).toBe('on GPU 1');
   expect(placeText([rank(0, 'a', null)], trans)).toBe('');
+});
+
+test('a job says how it runs, or what it waits for', () => {
+  const waits = { ...rank(0), state: 'queued' as const, reason: 'It waits.' };
+  const runs = { ...rank(1), state: 'running' as const, reason: 'Job of 2 ranks runs.' };
+  expect(jobSentence([waits, runs], trans)).toBe('Job of 2 ranks runs.');
+  expect(jobSentence([waits, waits], trans)).toBe('It waits.');
+  expect(jobSentence([{ ...runs, reason: '' }], trans)).toBe('');
 });
 
 test('a session says what it has started: jobs by name if that is not its own', () => {

@@ -1,6 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Session } from '../api/tokens';
-import { deviceName, sessionName } from './words';
+import { isMine } from './sessionactions';
+import { deviceName, sessionName, stateSentence } from './words';
 
 /** A job: all its ranks, or those that are on a device. */
 export interface IJob {
@@ -56,6 +57,16 @@ export function nameParts(name: string): [program: string, rank: string] {
 /** User-facing name of a job: that of its program. */
 export function jobName([first]: readonly Session[], trans: TranslationBundle): string {
   return nameParts(sessionName(first, trans))[0];
+}
+
+/**
+ * Describe how a job runs, and why, as its ranks that run do; else what it waits for. Empty for
+ * other users' jobs.
+ */
+export function jobSentence(ranks: readonly Session[], trans: TranslationBundle): string {
+  const mine = ranks.filter(isMine);
+  const [rank] = [...mine.filter(each => each.state === 'running'), ...mine];
+  return rank ? stateSentence(rank, trans) : '';
 }
 
 /** The number of ranks: `4 ranks`, `1 of 4 ranks`. */
