@@ -10,6 +10,7 @@ import torch
 from torch import distributed
 
 from kernelproxy.kernel.collectives.group import Call, Group
+from kernelproxy.kernel.collectives.host_threads import one_thread
 from kernelproxy.kernel.collectives.work import Completion, all_of, forget
 
 _groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
@@ -46,7 +47,7 @@ def launch(
 
     def execute() -> None:
         # Tensors made in inference mode can be written only there; others can be, too.
-        with torch.inference_mode(), call.taking_part():
+        with torch.inference_mode(), one_thread(), call.taking_part():
             task(call)
 
     if async_op:
