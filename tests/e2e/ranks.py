@@ -45,7 +45,14 @@ class RankProcesses:
 
     def outputs(self) -> list[list[str]]:
         """Wait for the ends of all ranks; return the rest of their outputs, by lines."""
-        found = [each.communicate(timeout=4 * WAIT_SECONDS)[0].splitlines() for each in self.ranks]
+        found = []
+        for each in self.ranks:
+            # `communicate` would lose what `readline` has read beyond its line.
+            assert each.stdin is not None
+            assert each.stdout is not None
+            each.stdin.close()
+            found.append(each.stdout.read().splitlines())
+            each.wait(4 * WAIT_SECONDS)
         for rank, (each, errors) in enumerate(zip(self.ranks, self._errors, strict=True)):
             if each.returncode:
                 pytest.fail(f"rank {rank}: {each.returncode}\n{errors.read_text()[-4000:]}")
