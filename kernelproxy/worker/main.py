@@ -2,6 +2,8 @@
 
 The main thread runs the native library, without the GIL; the control thread receives the agent's
 commands. When the agent's connection ends, the worker ends.
+
+A seat executes the sessions of several ranks of a job, each with its own connection and threads.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +34,7 @@ from kernelproxy.common.protocol import (
     Frozen,
     Gate,
     GiveBackCache,
+    Host,
     Hurry,
     Lease,
     Message,
@@ -127,17 +131,19 @@ def load(path: Path) -> ctypes.CDLL:
         ctypes.POINTER(Files), ctypes.c_char_p, c_int, u64,
         ctypes.POINTER(SkippedRecord), c_int, u64, c_int,
     ]  # fmt: skip
-    library.sing_worker_gate.argtypes = [c_int]
-    library.sing_worker_lease.argtypes = [u64, c_int]
-    library.sing_worker_take_lease.argtypes = [u64, u64]
-    library.sing_worker_observe.argtypes = [u64, ctypes.POINTER(WorkerStep)]
+    library.sing_worker_gate.argtypes = [c_int, c_int]
+    library.sing_worker_lease.argtypes = [c_int, u64, c_int]
+    library.sing_worker_take_lease.argtypes = [c_int, u64, u64]
+    library.sing_worker_observe.argtypes = [c_int, u64, ctypes.POINTER(WorkerStep)]
+    library.sing_worker_close.restype = None
+    library.sing_worker_end_seat.restype = None
     library.sing_worker_end.restype = None
     library.sing_worker_hurry.restype = None
-    library.sing_worker_snapshot.argtypes = [c_int, CALLBACK, ctypes.POINTER(WorkerSnapshot)]
+    library.sing_worker_snapshot.argtypes = [c_int, c_int, CALLBACK, ctypes.POINTER(WorkerSnapshot)]
     library.sing_worker_on_no_room.argtypes = [CALLBACK]
     library.sing_worker_on_no_room.restype = None
-    library.sing_worker_adopt.argtypes = [c_int]
-    library.sing_worker_replay.argtypes = [u64]
+    library.sing_worker_adopt.argtypes = [c_int, c_int]
+    library.sing_worker_replay.argtypes = [c_int, u64]
     library.sing_worker_lost.argtypes = [ctypes.POINTER(Loss)]
     library.sing_worker_lost.restype = None
     library.sing_worker_error.restype = ctypes.c_char_p
@@ -146,6 +152,8 @@ def load(path: Path) -> ctypes.CDLL:
 
 def main(control: socket.socket, library: ctypes.CDLL) -> None:
     """Open a session, execute its log until the end is requested, and report a corrupt log.
+
+    In a seat, also those sessions that join it.
 
     Raises
     ------
@@ -161,45 +169,249 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
             order, fds = recv_message(control)
         except ConnectionError:  # no session has needed it
             return
+    opening = _checked(order)
+    _show_title(opening.title)
+    _show_device(opening.visible)
+    if opening.seat:
+        Seat(library, opening.threads).serve(control, opening, fds)
+    else:
+        WorkerSession(control, library).execute(opening, fds)
+
+
+def _checked(order: Message) -> Open:
     if not isinstance(order, Open):
         raise ProtocolError("A worker's first order was not to open a session.")
-    _show_title(order.title)
-    records = zip(order.skip, order.why, strict=True)
-    skip = (SkippedRecord * len(order.skip))(
-        *(SkippedRecord(at, why.encode(), at in order.starved) for at, why in records)
-    )
-    _show_device(order.visible)
-    room = RoomRequest(control)
-    ask_for_room = CALLBACK(room.ask)
-    library.sing_worker_on_no_room(ask_for_room)
-    failed = library.sing_worker_open(
-        Files.of(order, fds), order.device.encode(), order.threads, order.epoch,
-        skip, len(skip), order.careful_until, int(order.prepare),
-    )  # fmt: skip
-    for fd in fds:
-        os.close(fd)
-    if failed:
-        why = _error(library)
-        send_message(control, Error(why, "no-room" if "out of memory" in why else "failed"))
-        return
-    library.sing_worker_lease(0, 0)
-    if not order.prepare:
-        library.sing_worker_gate(int(order.gate))
-    send_message(control, Opened())
-    orders = threading.Thread(target=_take_orders, args=(control, library, room), daemon=True)
-    orders.start()
-    result = library.sing_worker_run()
-    if result == LOST:
-        _end_without_device(control, library)
-    if result == NO_ROOM:
-        print(f"worker: {_error(library)}", file=sys.stderr, flush=True)
-        os._exit(EXIT_NO_ROOM)
-    if result == 1:
-        # Concurrent with the control thread's replies: each frame is one write.
+    return order
+
+
+class Seat:
+    """The sessions of this process, if it executes several: see Note [Seats] in `seat.h`.
+
+    Parameters
+    ----------
+    library : ctypes.CDLL
+    threads : int
+        Compute threads of the device.
+    """
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self._library, self._threads = library, threads
+        self._changing, self._count = threading.Lock(), 0
+        if library.sing_worker_seat(threads):
+            raise WorkerError(_error(library))
+
+    def serve(self, control: socket.socket, order: Open, fds: list[int]) -> None:
+        """Execute a session and those that join it, until the last one has ended."""
+        self._begin(control, (order, fds))
+        if self._library.sing_worker_serve(self._threads):
+            raise WorkerError(_error(self._library))
+
+    def host(self, control: socket.socket) -> None:
+        """Serve one more session, of which the first order is still to come."""
+        self._begin(control, None)
+
+    def _begin(self, control: socket.socket, first: tuple[Open, list[int]] | None) -> None:
+        with self._changing:
+            self._count += 1
+        given = (control, first)
+        threading.Thread(target=self._execute, args=given, name="session", daemon=True).start()
+
+    def _execute(self, control: socket.socket, first: tuple[Open, list[int]] | None) -> None:
+        try:
+            order, fds = first or recv_message(control)
+            WorkerSession(control, self._library, self.host).execute(_checked(order), fds)
+        except OSError:  # also the end of the connection: only this session ends
+            pass
+        except BaseException:
+            traceback.print_exc()
+            os._exit(70)
+        with self._changing:
+            self._count -= 1
+            if self._count == 0:
+                self._library.sing_worker_end_seat()
+        control.close()
+
+
+class WorkerSession:
+    """One session of this process.
+
+    Parameters
+    ----------
+    control : socket
+        Connection to the agent.
+    library : ctypes.CDLL
+    host : callable, optional
+        Serves one more session over a connection; without it, the process ends with this one.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        library: ctypes.CDLL,
+        host: Callable[[socket.socket], None] | None = None,
+    ) -> None:
+        self._control, self._library, self._host = control, library, host
+        self._room = RoomRequest(control)
+        self._number = -1
+
+    def execute(self, order: Open, fds: list[int]) -> None:
+        """Execute its log until the end is requested; raises as `main`."""
+        library = self._library
+        records = zip(order.skip, order.why, strict=True)
+        skip = (SkippedRecord * len(order.skip))(
+            *(SkippedRecord(at, why.encode(), at in order.starved) for at, why in records)
+        )
+        ask_for_room = CALLBACK(self._room.ask)
+        library.sing_worker_on_no_room(ask_for_room)
+        self._number = library.sing_worker_open(
+            Files.of(order, fds), order.device.encode(), order.threads, order.epoch,
+            skip, len(skip), order.careful_until, int(order.prepare),
+        )  # fmt: skip
+        for fd in fds:
+            os.close(fd)
+        if self._number < 0:
+            why = _error(library)
+            self._send(Error(why, "no-room" if "out of memory" in why else "failed"))
+            return
+        library.sing_worker_lease(self._number, 0, 0)
+        if not order.prepare:
+            library.sing_worker_gate(self._number, int(order.gate))
+        send_message(self._control, Opened())
+        orders = threading.Thread(target=self._take_orders, daemon=True)
+        orders.start()
+        result = library.sing_worker_run(self._number)
+        if result == LOST:
+            self._end_without_device()
+        if result == NO_ROOM:
+            print(f"worker: {_error(library)}", file=sys.stderr, flush=True)
+            os._exit(EXIT_NO_ROOM)
+        if result == 1:
+            self._send(Ended(_error(library)))
+        elif result != 0:
+            raise WorkerError(_error(library))  # not the log's fault: another worker may succeed
+        if self._host is not None:
+            library.sing_worker_close(self._number)
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
+            orders.join()
+
+    def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send a message; without the agent, its connection ends, which the control thread notices.
+
+        Concurrent with other threads: each frame is one write.
+        """
         with contextlib.suppress(OSError):
-            send_message(control, Ended(_error(library)))
-    elif result != 0:
-        raise WorkerError(_error(library))  # not the log's fault: another worker may succeed
+            send_message(self._control, message, list(fds))
+
+    def _take_orders(self) -> None:
+        """Carry out commands until the agent disconnects; then end the session, or the process."""
+        try:
+            while True:
+                self._take_order(*recv_message(self._control))
+        except OSError:  # also the end of the connection
+            if self._host is None:
+                os._exit(0)
+            self._library.sing_worker_end(self._number)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(70)
+
+    def _take_order(self, order: Message, fds: list[int]) -> None:
+        library = self._library
+        if isinstance(order, End):
+            library.sing_worker_end(self._number)
+        elif isinstance(order, Hurry):
+            library.sing_worker_hurry(self._number)
+        elif isinstance(order, Lease):
+            self._set_lease(order)
+        elif isinstance(order, RoomMade):
+            self._room.made.set()
+        elif isinstance(order, Observe):
+            send_message(self._control, self._observe(order))
+        elif isinstance(order, Host) and len(fds) == 1 and self._host is not None:
+            self._host(socket.socket(fileno=fds[0]))
+        elif isinstance(order, GiveBackCache):
+            # As below: it waits for the work of the device.
+            threading.Thread(target=self._give_back, daemon=True).start()
+        elif isinstance(order, TakeSnapshot):
+            # In another thread, so that this one continues to receive commands.
+            threading.Thread(target=self._take_snapshot, args=(order,), daemon=True).start()
+        else:
+            send_message(self._control, self._obey(order, fds))
+            for fd in fds:
+                os.close(fd)
+
+    def _obey(self, order: Message, fds: list[int]) -> Message:
+        """Carry out one command; return the reply."""
+        library = self._library
+        if isinstance(order, Gate):
+            failed = library.sing_worker_gate(self._number, int(order.open))
+        elif isinstance(order, Replay):
+            failed = library.sing_worker_replay(self._number, order.until)
+        elif isinstance(order, Trim):
+            failed = library.sing_worker_trim(self._number)
+        elif isinstance(order, Adopt) and len(fds) == 1:
+            failed = library.sing_worker_adopt(self._number, fds[0])
+        else:
+            raise ProtocolError(f"A worker was ordered to {type(order).__name__}.")
+        if failed == LOST:
+            self._end_without_device()
+        return Error(_error(library), "failed") if failed else Done()
+
+    def _take_snapshot(self, order: TakeSnapshot) -> None:
+        """Take a snapshot and send it."""
+        taken = WorkerSnapshot()
+        manner = 0 if order.stop else 2 if order.patient else 1  # as in `api.h`
+        frozen = CALLBACK(lambda: self._send(Frozen())) if order.tell else CALLBACK()
+        fd = self._library.sing_worker_snapshot(self._number, manner, frozen, ctypes.byref(taken))
+        if fd == LOST:
+            self._end_without_device()
+        # Without the agent the snapshot is useless, and the control thread ends the session.
+        if fd < 0:
+            self._send(Error(_error(self._library), "failed"))
+            return
+        answer = SnapshotTaken(
+            taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.duration_ns / 1e9
+        )
+        self._send(answer, [fd])
+        os.close(fd)
+
+    def _set_lease(self, order: Lease) -> None:
+        """Grant or revoke the lease. A revocation that may wait runs in another thread."""
+        if order.given or order.within <= 0:
+            self._library.sing_worker_lease(self._number, order.token, int(order.given))
+        if not order.given:
+            threading.Thread(target=self._report_parked, args=(order,), daemon=True).start()
+
+    def _report_parked(self, order: Lease) -> None:
+        """Report that execution has stopped; if it continues, a later lease was granted."""
+        library = self._library
+        if order.within > 0:
+            library.sing_worker_take_lease(self._number, order.token, int(order.within * 1e9))
+        if library.sing_worker_await_parked(self._number) == LOST:
+            self._end_without_device()
+        self._send(Quiesced(order.token))
+
+    def _give_back(self) -> None:
+        """Give back the device memory that is kept for the next tensors, as far as possible."""
+        failed = self._library.sing_worker_give_back_cache(self._number)
+        if failed == LOST:
+            self._end_without_device()
+        if failed:
+            print(f"the cache could not be given back: {_error(self._library)}", file=sys.stderr)
+        self._send(CacheGivenBack())
+
+    def _observe(self, order: Observe) -> Observed:
+        """Return the step that the recent log has repeated."""
+        step = WorkerStep()
+        if self._library.sing_worker_observe(self._number, order.since_ns, ctypes.byref(step)):
+            raise WorkerError(_error(self._library))
+        return Observed(
+            step.records, step.nadir, step.memory_min, step.memory_max, step.made, step.ns / 1e9
+        )
+
+    def _end_without_device(self) -> NoReturn:
+        _end_without_device(self._control, self._library)
 
 
 class RoomRequest:
@@ -241,121 +453,6 @@ def _show_device(uuid: str) -> None:
     """Hide all GPUs but one: libraries that choose one themselves would take memory of another."""
     if uuid:
         os.environ["CUDA_VISIBLE_DEVICES"] = uuid
-
-
-def _take_orders(control: socket.socket, library: ctypes.CDLL, room: RoomRequest) -> None:
-    """Carry out commands until the agent disconnects; then end this process."""
-    try:
-        while True:
-            order, fds = recv_message(control)
-            if isinstance(order, End):
-                library.sing_worker_end()
-            elif isinstance(order, Hurry):
-                library.sing_worker_hurry()
-            elif isinstance(order, Lease):
-                _set_lease(control, library, order)
-            elif isinstance(order, RoomMade):
-                room.made.set()
-            elif isinstance(order, Observe):
-                send_message(control, _observe(library, order))
-            elif isinstance(order, GiveBackCache):
-                # As below: it waits for the work of the device.
-                threading.Thread(target=_give_back, args=(control, library), daemon=True).start()
-            elif isinstance(order, TakeSnapshot):
-                # In another thread, so that this one continues to receive commands.
-                arguments = (control, library, order)
-                threading.Thread(target=_take_snapshot, args=arguments, daemon=True).start()
-            else:
-                send_message(control, _obey(control, library, order, fds))
-                for fd in fds:
-                    os.close(fd)
-    except OSError:  # also the end of the connection
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(70)
-
-
-def _obey(control: socket.socket, library: ctypes.CDLL, order: Message, fds: list[int]) -> Message:
-    """Carry out one command; return the reply."""
-    if isinstance(order, Gate):
-        failed = library.sing_worker_gate(int(order.open))
-    elif isinstance(order, Replay):
-        failed = library.sing_worker_replay(order.until)
-    elif isinstance(order, Trim):
-        failed = library.sing_worker_trim()
-    elif isinstance(order, Adopt) and len(fds) == 1:
-        failed = library.sing_worker_adopt(fds[0])
-    else:
-        raise ProtocolError(f"A worker was ordered to {type(order).__name__}.")
-    if failed == LOST:
-        _end_without_device(control, library)
-    return Error(_error(library), "failed") if failed else Done()
-
-
-def _take_snapshot(control: socket.socket, library: ctypes.CDLL, order: TakeSnapshot) -> None:
-    """Take a snapshot and send it."""
-    taken = WorkerSnapshot()
-    manner = 0 if order.stop else 2 if order.patient else 1  # as in `api.h`
-
-    def report_frozen() -> None:
-        with contextlib.suppress(OSError):
-            send_message(control, Frozen())
-
-    frozen = CALLBACK(report_frozen) if order.tell else CALLBACK()
-    fd = library.sing_worker_snapshot(manner, frozen, ctypes.byref(taken))
-    if fd == LOST:
-        _end_without_device(control, library)
-    # Without the agent the snapshot is useless, and the control thread ends the process.
-    with contextlib.suppress(OSError):
-        if fd < 0:
-            send_message(control, Error(_error(library), "failed"))
-            return
-        answer = SnapshotTaken(
-            taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.duration_ns / 1e9
-        )
-        send_message(control, answer, [fd])
-        os.close(fd)
-
-
-def _set_lease(control: socket.socket, library: ctypes.CDLL, order: Lease) -> None:
-    """Grant or revoke the lease. A revocation that may wait runs in another thread."""
-    if order.given or order.within <= 0:
-        library.sing_worker_lease(order.token, int(order.given))
-    if not order.given:
-        given = (control, library, order)
-        threading.Thread(target=_report_parked, args=given, daemon=True).start()
-
-
-def _report_parked(control: socket.socket, library: ctypes.CDLL, order: Lease) -> None:
-    """Report that execution has stopped; if it continues, a later lease was granted."""
-    if order.within > 0:
-        library.sing_worker_take_lease(order.token, int(order.within * 1e9))
-    if library.sing_worker_await_parked() == LOST:
-        _end_without_device(control, library)
-    with contextlib.suppress(OSError):
-        send_message(control, Quiesced(order.token))
-
-
-def _give_back(control: socket.socket, library: ctypes.CDLL) -> None:
-    """Give back the device memory that is kept for the next tensors, as far as possible."""
-    failed = library.sing_worker_give_back_cache()
-    if failed == LOST:
-        _end_without_device(control, library)
-    if failed:
-        print(f"the cache could not be given back: {_error(library)}", file=sys.stderr)
-    with contextlib.suppress(OSError):
-        send_message(control, CacheGivenBack())
-
-
-def _observe(library: ctypes.CDLL, order: Observe) -> Observed:
-    """Return the step that the recent log has repeated."""
-    step = WorkerStep()
-    if library.sing_worker_observe(order.since_ns, ctypes.byref(step)):
-        raise WorkerError(_error(library))
-    return Observed(
-        step.records, step.nadir, step.memory_min, step.memory_max, step.made, step.ns / 1e9
-    )
 
 
 def _end_without_device(control: socket.socket, library: ctypes.CDLL) -> NoReturn:

@@ -124,6 +124,8 @@ class Open(Message, kind="Open"):
         Process title, as shown by `ps`: the user, the notebook and the device.
     visible : str
         UUID of the GPU, for ``CUDA_VISIBLE_DEVICES``; "" for a software device.
+    seat : bool
+        Whether the process executes one session at a time of those that `Host` brings.
     """
 
     session: str
@@ -140,7 +142,20 @@ class Open(Message, kind="Open"):
     starved: list[int] = field(default_factory=list)
     why: list[str] = field(default_factory=list)
     visible: str = ""
+    seat: bool = False
     frame_bytes_max = LARGE_BYTES_MAX
+
+
+@dataclass(frozen=True)
+class Host(Message, kind="Host"):
+    """Serve one more session in this process, over the connection that comes with this.
+
+    May be sent on the connection of any session of the process that has been opened, at any time;
+    has no reply. The new connection is served as that of a new worker: `Open` follows there. `End`
+    and the end of a connection concern only its session: when the memory of the session is free,
+    the process closes the connection. The process exits with its last session. A connection counts
+    as a session from the moment at which `Host` is received.
+    """
 
 
 @dataclass(frozen=True)
@@ -301,7 +316,9 @@ class Replay(Message, kind="Replay"):
 
 @dataclass(frozen=True)
 class End(Message, kind="End"):
-    """End the worker; answered by its exit. A snapshot that is being taken is aborted."""
+    """End the session; answered by the end of its connection, and with the last session by the
+    exit of the process. A snapshot that is being taken is aborted.
+    """
 
 
 @dataclass(frozen=True)

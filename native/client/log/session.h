@@ -157,6 +157,8 @@ class Session {
   }
 
   void cell(int running);
+  // The program begins or ends to wait for other ranks of its job.
+  void await_peers(bool waiting);
   // Marks the daemon as permanently gone: all current and later waits for the device raise an
   // error.
   void give_up() noexcept;

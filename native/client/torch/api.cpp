@@ -266,6 +266,11 @@ void sing_client_cell(int running) {
   if (Session::connected()) Session::get().cell(running);
 }
 
+// The program begins (1) or ends (0) to wait for other ranks of its job.
+void sing_client_await_peers(int waiting) {
+  if (Session::connected()) Session::get().await_peers(waiting != 0);
+}
+
 // Marks the daemon as gone; the bell's connection will not be replaced.
 void sing_client_give_up() {
   if (Session::connected()) Session::get().give_up();

@@ -24,10 +24,27 @@ bool refuses(const c10::Error& error) {
 
 }  // namespace
 
-Determinism::Determinism() : initial_(present_settings()) {}
+Determinism* Determinism::applied_ = nullptr;
+std::mutex Determinism::mutex_;
+
+Settings Determinism::initial_settings() {
+  const std::lock_guard lock(mutex_);
+  return applied_ ? applied_->initial_ : present_settings();
+}
+
+Determinism::Determinism() : initial_(initial_settings()) {}
 
 Determinism::~Determinism() {
-  if (on_) apply_settings(initial_);
+  const std::lock_guard lock(mutex_);
+  if (applied_ != this) return;
+  apply_settings(initial_);
+  applied_ = nullptr;
+}
+
+void Determinism::enter(const std::optional<Settings>& program) {
+  const std::lock_guard lock(mutex_);
+  if (applied_ == this || (applied_ == nullptr && !program && !on_)) return;
+  apply_locked(program);
 }
 
 void Determinism::set(bool on, const std::optional<Settings>& program) {
@@ -37,7 +54,13 @@ void Determinism::set(bool on, const std::optional<Settings>& program) {
 }
 
 void Determinism::apply(const std::optional<Settings>& program) {
+  const std::lock_guard lock(mutex_);
+  apply_locked(program);
+}
+
+void Determinism::apply_locked(const std::optional<Settings>& program) {
   apply_settings(program.value_or(initial_));
+  applied_ = this;
   if (!on_) return;
   at::Context& torch = at::globalContext();
   strict_ = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();

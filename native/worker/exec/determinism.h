@@ -10,6 +10,7 @@
 #include <ATen/core/stack.h>
 #include <c10/util/FunctionRef.h>
 
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -30,10 +31,19 @@ class Determinism {
   void set(bool on, const std::optional<Settings>& program);
   // Applies the program's settings (none: torch's initial ones), and what this requires beyond.
   void apply(const std::optional<Settings>& program);
+  // Applies them if another session of this process has executed with its own since.
+  void enter(const std::optional<Settings>& program);
   // Calls an operator while this is on. Returns false if it has no deterministic algorithm.
   bool call(const Operator& op, torch::jit::Stack& stack, c10::function_ref<void()> invoke);
 
  private:
+  static Settings initial_settings();
+  void apply_locked(const std::optional<Settings>& program);
+
+  // That of which the settings are applied; null: torch's initial ones are.
+  static Determinism* applied_;
+  static std::mutex mutex_;  // of applied_, and of torch's settings
+
   const Settings initial_;
   bool on_ = false;
   bool strict_ = false;  // the program itself wants errors

@@ -76,6 +76,12 @@ class Executor {
   // Executes the record at `position`. Throws CorruptLog. Returns false if the run is to end before
   // the client has taken the record's answer: the record then counts as not executed.
   bool execute(uint64_t position, const RecordHeader& header, std::span<const std::byte> payload);
+  // Around any number of records: settings and generators of the process are this session's.
+  void enter() {
+    determinism_.enter(state_.settings);
+    state_.generators.enter();
+  }
+  void leave() { state_.generators.leave(); }
   // See Note [Deterministic recovery].
   bool deterministic() const noexcept { return determinism_.on(); }
   void set_deterministic(bool on) { determinism_.set(on, state_.settings); }

@@ -7,12 +7,39 @@
 
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 namespace sing {
 
+namespace {
+
+void copy_state(at::Generator& from, at::Generator& to) {
+  at::Tensor state;
+  {
+    const std::lock_guard lock(from.mutex());
+    state = from.get_state();
+  }
+  const std::lock_guard lock(to.mutex());
+  to.set_state(state);
+}
+
+}  // namespace
+
 Generators::Generators(c10::Device device) : device_(device) {
-  generators_.push_back(at::globalContext().defaultGenerator(device));
+  generators_.push_back(device.is_cpu() ? make() : at::globalContext().defaultGenerator(device));
   seed(0, c10::default_rng_seed_val);
+}
+
+void Generators::enter() {
+  if (!device_.is_cpu() || own_) return;
+  own_ = std::exchange(generators_[0], at::globalContext().defaultGenerator(device_));
+  copy_state(*own_, *generators_[0]);
+}
+
+void Generators::leave() {
+  if (!own_) return;
+  copy_state(*generators_[0], *own_);
+  generators_[0] = std::exchange(own_, std::nullopt);
 }
 
 at::Generator Generators::make() const {

@@ -1,5 +1,8 @@
 // The random number generators of a session, by the client's numbers. Number 0 is the device's
 // default generator, which operators without a generator argument use.
+//
+// The CPU's default generator belongs to the process, which may execute several sessions: see
+// `Seat`. So each session has values of its own for it, which are in it while the session executes.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -17,8 +20,13 @@ class Generators {
  public:
   static constexpr uint32_t kCountMax = 1 << 16;
 
-  // Puts the default generator into a fixed state: replay must not depend on the process.
+  // Puts number 0 into a fixed state: replay must not depend on the process.
   explicit Generators(c10::Device device);
+
+  // The process' default generator gets this session's values, and gives them back. Between the
+  // two, no other session executes.
+  void enter();
+  void leave();
 
   // Creates it at first use. Throws CorruptLog if the number is out of range.
   at::Generator& at(uint32_t number);
@@ -44,6 +52,7 @@ class Generators {
 
   c10::Device device_;
   std::vector<std::optional<at::Generator>> generators_;
+  std::optional<at::Generator> own_;  // of the CPU: number 0 while the session does not execute
   std::vector<uint64_t> marks_;
 };
 

@@ -3,21 +3,27 @@
 #include <malloc.h>
 
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 
+#include "worker/loop/seat.h"
 #include "worker/loop/session.h"
 #include "worker/loop/warm.h"
 #include "worker/state/blocks.h"
 
 namespace {
 
-std::unique_ptr<sing::Session> session;
+std::mutex sessions_mutex;
+std::map<int, std::shared_ptr<sing::Session>> sessions;  // under the mutex
+int sessions_opened = 0;                                 // under the mutex
+std::unique_ptr<sing::Seat> seat;
 thread_local std::string error;
 thread_local sing_worker_loss loss{};
 thread_local std::string lost_operation;
-void (*ask_for_room)(void) = nullptr;
+thread_local void (*ask_for_room)(void) = nullptr;
 
 // No exception may leave a function that C calls.
 template <class Work>
@@ -55,9 +61,17 @@ void keep_freed_memory(bool blocks) {
   if (blocks) sing::Blocks::get().install();
 }
 
-sing::Session& opened() {
-  if (!session) throw std::runtime_error("no session is open");
-  return *session;
+// Null if there is none of that number. It lives as long as it is used, see sing_worker_close().
+std::shared_ptr<sing::Session> found(int number) {
+  const std::lock_guard lock(sessions_mutex);
+  const auto at = sessions.find(number);
+  return at == sessions.end() ? nullptr : at->second;
+}
+
+std::shared_ptr<sing::Session> opened(int number) {
+  auto session = found(number);
+  if (!session) throw std::runtime_error("the session is not open");
+  return session;
 }
 
 }  // namespace
@@ -73,7 +87,6 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
                      uint64_t epoch, const sing_worker_skip* skip, int skip_count,
                      uint64_t careful_until, int prepare) {
   return guarded([&] {
-    if (session) throw std::runtime_error("a session is open already");
     sing::SessionOptions options;
     options.device = c10::Device(device);
     bool starved = false;
@@ -92,17 +105,50 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
     options.limits.check_writes = check != nullptr && std::string_view(check) == "1";
     const sing::SessionFiles all{files->log,   files->client,   files->worker,   files->agent,
                                  files->arena, files->snapshot, files->readiness};
-    session = std::make_unique<sing::Session>(all, options);
+    options.seat = seat.get();
+    auto session = std::make_shared<sing::Session>(all, options);
+    const std::lock_guard lock(sessions_mutex);
+    sessions.emplace(sessions_opened, std::move(session));
+    return sessions_opened++;
+  });
+}
+
+int sing_worker_seat(int threads) {
+  return guarded([&] {
+    if (seat) throw std::runtime_error("the seat exists already");
+    seat = std::make_unique<sing::Seat>(threads);
     return 0;
   });
 }
 
+int sing_worker_serve(int threads) {
+  return guarded([&] {
+    sing::settle_thread(threads);
+    seat->serve();
+    return 0;
+  });
+}
+
+void sing_worker_end_seat() { seat->end(); }
+
+void sing_worker_close(int number) {
+  std::shared_ptr<sing::Session> session;
+  {
+    const std::lock_guard lock(sessions_mutex);
+    const auto at = sessions.find(number);
+    if (at == sessions.end()) return;
+    session = std::move(at->second);
+    sessions.erase(at);
+  }
+}
+
 void sing_worker_on_no_room(void (*ask)(void)) { ask_for_room = ask; }
 
-int sing_worker_run() {
-  return guarded([] {
+int sing_worker_run(int number) {
+  return guarded([&] {
+    const auto session = opened(number);
     try {
-      opened().run();
+      session->run();
       return 0;
     } catch (const sing::NoRoom& shortage) {
       error = shortage.what();
@@ -115,82 +161,82 @@ int sing_worker_run() {
   });
 }
 
-int sing_worker_gate(int open) {
+int sing_worker_gate(int session, int open) {
   return guarded([&] {
-    opened().gate(open != 0);
+    opened(session)->gate(open != 0);
     return 0;
   });
 }
 
-int sing_worker_lease(uint64_t token, int given) {
+int sing_worker_lease(int session, uint64_t token, int given) {
   return guarded([&] {
-    opened().lease(token, given != 0);
+    opened(session)->lease(token, given != 0);
     return 0;
   });
 }
 
-int sing_worker_take_lease(uint64_t token, uint64_t within_ns) {
+int sing_worker_take_lease(int session, uint64_t token, uint64_t within_ns) {
   return guarded([&] {
-    opened().take_lease(token, within_ns);
+    opened(session)->take_lease(token, within_ns);
     return 0;
   });
 }
 
-int sing_worker_observe(uint64_t since_ns, sing_worker_step* step) {
+int sing_worker_observe(int session, uint64_t since_ns, sing_worker_step* step) {
   return guarded([&] {
-    const auto found = opened().step(since_ns).value_or(sing::Steps::Found{});
+    const auto found = opened(session)->step(since_ns).value_or(sing::Steps::Found{});
     *step = {found.records, found.nadir, found.memory_min, found.memory_max, found.made, found.ns};
     return 0;
   });
 }
 
-int sing_worker_await_parked() {
-  return guarded([] {
-    opened().await_parked();
-    return 0;
-  });
-}
-
-int sing_worker_give_back_cache() {
-  return guarded([] {
-    opened().give_back_cache();
-    return 0;
-  });
-}
-
-void sing_worker_end() {
-  if (session) session->end();
-}
-
-int sing_worker_snapshot(int manner, void (*frozen)(void), sing_worker_taken* taken) {
+int sing_worker_await_parked(int session) {
   return guarded([&] {
-    const sing::Taken made = opened().snapshot(static_cast<sing::Manner>(manner), frozen);
+    opened(session)->await_parked();
+    return 0;
+  });
+}
+
+int sing_worker_give_back_cache(int session) {
+  return guarded([&] {
+    opened(session)->give_back_cache();
+    return 0;
+  });
+}
+
+void sing_worker_end(int session) {
+  if (const auto open = found(session)) open->end();
+}
+
+int sing_worker_snapshot(int session, int manner, void (*frozen)(void), sing_worker_taken* taken) {
+  return guarded([&] {
+    const sing::Taken made = opened(session)->snapshot(static_cast<sing::Manner>(manner), frozen);
     *taken = {made.position, made.bytes, made.copied, made.stalled_ns, made.duration_ns};
     return made.fd;
   });
 }
 
-void sing_worker_hurry() {
-  if (session) session->hurry();
+void sing_worker_hurry(int session) {
+  if (const auto open = found(session)) open->hurry();
 }
 
-int sing_worker_replay(uint64_t until) {
+int sing_worker_replay(int session, uint64_t until) {
   return guarded([&] {
-    opened().replay(until);
+    opened(session)->replay(until);
     return 0;
   });
 }
 
-int sing_worker_trim() {
-  return guarded([] {
-    opened().trim();
+int sing_worker_trim(int session) {
+  return guarded([&] {
+    opened(session)->trim();
     return 0;
   });
 }
 
-int sing_worker_adopt(int snapshot) {
+int sing_worker_adopt(int session, int snapshot) {
   return guarded([&] {
-    opened().adopt(snapshot);
+    opened(session)->adopt(snapshot);
     return 0;
   });
 }

@@ -1,8 +1,9 @@
 // C interface of libsing_worker, called by kernelproxy/worker/main.py through ctypes.
 //
-// The main thread of a worker calls run(), which executes the log until it is ordered to end;
-// another (Python) thread gives the orders. Functions return 0, or a negative number with the text
-// in sing_worker_error().
+// A thread of a worker calls run(), which executes a session's log until it is ordered to end;
+// another (Python) thread gives the orders. A process executes one session, or it is a seat, see
+// Note [Seats] in seat.h: then its main thread calls serve(), and each session has a thread that
+// calls run(). Functions return 0, or a negative number with the text in sing_worker_error().
 #pragma once
 
 #include <stdint.h>
@@ -26,7 +27,13 @@ struct sing_worker_skip {
 // Before sing_worker_open(), in the same thread: makes the context on the device.
 int sing_worker_warm(const char* device);
 
-// Maps a session. `device` is "cpu" or "cuda:N"; `threads` is the number of compute threads of a
+// Makes this process a seat, before the first session is opened.
+int sing_worker_seat(int threads);
+// Executes the records of all sessions until end_seat().
+int sing_worker_serve(int threads);
+void sing_worker_end_seat();
+
+// Maps a session and returns its number. `device` is "cpu" or "cuda:N"; `threads` is the number of compute threads of a
 // software device (0: unchanged). Below `careful_until`, the device executes one record at a time.
 // `prepare`: load all of the snapshot, and do not touch the worker's page before the gate is
 // opened.
@@ -34,14 +41,14 @@ int sing_worker_open(const struct sing_worker_files* files, const char* device, 
                      uint64_t epoch, const struct sing_worker_skip* skip, int skip_count,
                      uint64_t careful_until, int prepare);
 
-// Called by the main thread when the device has no memory for an operator. It makes other workers
-// give back what they keep, and returns when they have. To be set before sing_worker_open().
+// Called by the thread that executes when the device has no memory for an operator. It makes other workers
+// give back what they keep, and returns when they have. For the sessions that this thread opens afterwards.
 void sing_worker_on_no_room(void (*ask)(void));
 
 // Executes until sing_worker_end() or a corrupt record. Returns 0 after an end; 1 if the log is
 // corrupt (text and position in sing_worker_error()); SING_WORKER_NO_ROOM if the device has no
 // memory to execute the log again.
-int sing_worker_run();
+int sing_worker_run(int session);
 enum { SING_WORKER_NO_ROOM = -3 };
 
 // What each function returns if the device rejects all further work of this process, which has to
@@ -58,18 +65,21 @@ struct sing_worker_loss {
 void sing_worker_lost(struct sing_worker_loss* loss);
 
 // Orders, from any thread. They take effect between two operators.
-int sing_worker_gate(int open);
+int sing_worker_gate(int session, int open);
 // Gives or takes the lease: without it nothing is executed except a replay. A stale token is
 // ignored.
-int sing_worker_lease(uint64_t token, int given);
+int sing_worker_lease(int session, uint64_t token, int given);
 // Takes the lease where the program's memory use is lowest if that point is reached within
 // `within_ns`, otherwise at the end of that time. Returns when the lease is taken.
-int sing_worker_take_lease(uint64_t token, uint64_t within_ns);
+int sing_worker_take_lease(int session, uint64_t token, uint64_t within_ns);
 // Returns when nothing is executed, or when a lease was given again.
-int sing_worker_await_parked();
+int sing_worker_await_parked(int session);
 // Gives back the device memory that is kept for the next tensors; from any thread, at any time.
-int sing_worker_give_back_cache();
-void sing_worker_end();
+int sing_worker_give_back_cache(int session);
+void sing_worker_end(int session);
+
+// Frees what the session has in this process, after run() has returned.
+void sing_worker_close(int session);
 
 struct sing_worker_taken {
   uint64_t position;
@@ -85,15 +95,15 @@ struct sing_worker_taken {
 // snapshot's contents can no longer change, which is long before they are copied. Works before
 // run(), during run() (from another thread), and with a closed gate. Only one at a time, and not
 // together with trim() or adopt().
-int sing_worker_snapshot(int manner, void (*frozen)(void), struct sing_worker_taken* taken);
+int sing_worker_snapshot(int session, int manner, void (*frozen)(void), struct sing_worker_taken* taken);
 // Makes a snapshot in progress use all resources that it can get.
-void sing_worker_hurry();
+void sing_worker_hurry(int session);
 // Frees the memory of snapshots before AgentPage::retained.
-int sing_worker_trim();
+int sing_worker_trim(int session);
 // Opens the gate and returns when everything below `until` was executed.
-int sing_worker_replay(uint64_t until);
+int sing_worker_replay(int session, uint64_t until);
 // For a prepared worker: adopts a newer snapshot of its session.
-int sing_worker_adopt(int snapshot);
+int sing_worker_adopt(int session, int snapshot);
 
 struct sing_worker_step {
   uint64_t records;  // 0: nothing repeats
@@ -103,7 +113,7 @@ struct sing_worker_step {
 };
 
 // The step that the log repeats, and the records since a time of the monotonic clock.
-int sing_worker_observe(uint64_t since_ns, struct sing_worker_step* step);
+int sing_worker_observe(int session, uint64_t since_ns, struct sing_worker_step* step);
 
 const char* sing_worker_error();
 }

@@ -57,9 +57,11 @@ void Orders::sleep(const Word<uint64_t>& word, uint64_t seen, std::chrono::nanos
   // The client changes the word, and other threads give orders, before they check whether this
   // thread sleeps. So one of the two sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (word.load(std::memory_order_seq_cst) == seen && !pending_.load(std::memory_order_seq_cst)) {
+  if (!poked_.load(std::memory_order_seq_cst) &&
+      word.load(std::memory_order_seq_cst) == seen && !pending_.load(std::memory_order_seq_cst)) {
     futex_wait(low_half(word), static_cast<uint32_t>(seen), limit);
   }
+  poked_.store(false, std::memory_order_seq_cst);  // the caller looks for what was to be seen
   page_.asleep.store(static_cast<uint32_t>(Rest::awake), std::memory_order_relaxed);
   sleeps_on_.store(nullptr, std::memory_order_release);
 }
@@ -68,6 +70,7 @@ void Orders::sleep(const Word<uint64_t>& word, uint64_t seen, std::chrono::nanos
 // main thread's last check of pending_ and its sleep is lost. Therefore repeat until it is woken,
 // or is awake: then it sees pending_ before it sleeps again. That gap is a few instructions long.
 void Orders::nudge() noexcept {
+  if (notify_) notify_();
   while (const Word<uint64_t>* word = sleeps_on_.load(std::memory_order_seq_cst)) {
     if (futex_wake(low_half(*word)) > 0) return;
     sched_yield();
@@ -126,6 +129,7 @@ void Orders::end() {
 
 void Orders::wake() {
   std::lock_guard lock(mutex_);
+  poked_.store(true, std::memory_order_seq_cst);
   nudge();
 }
 

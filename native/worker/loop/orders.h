@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <utility>
 
 #include "oplog/layout.h"
 
@@ -16,7 +17,9 @@ namespace sing {
 
 class Orders {
  public:
-  explicit Orders(WorkerPage& page) : page_(page) {}
+  // `notify`, if any: called when orders have come, besides waking the main thread from its sleep.
+  explicit Orders(WorkerPage& page, std::function<void()> notify = {})
+      : page_(page), notify_(std::move(notify)) {}
   Orders(const Orders&) = delete;
   Orders& operator=(const Orders&) = delete;
 
@@ -54,7 +57,7 @@ class Orders {
   void replaying(bool on);
   void end();
   bool ended() const noexcept { return end_.load(std::memory_order_relaxed); }
-  // Wakes a main thread that sleeps.
+  // Wakes a main thread that sleeps, or ends its next sleep at once.
   void wake();
   // Runs `work` while the main thread is parked between two records, or is not running at all.
   void while_parked(const std::function<void()>& work);
@@ -65,7 +68,9 @@ class Orders {
   void nudge() noexcept;
 
   WorkerPage& page_;
+  const std::function<void()> notify_;
   std::atomic<bool> pending_{false};
+  std::atomic<bool> poked_{false};  // by wake()
   // The word on which the main thread sleeps, or is about to sleep.
   std::atomic<const Word<uint64_t>*> sleeps_on_{nullptr};
   std::mutex mutex_;  // everything below

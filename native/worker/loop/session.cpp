@@ -49,6 +49,10 @@ constexpr uint64_t kPreemptedNs = 150'000;    // without a read of the clock: ot
                                               // the core
 constexpr uint64_t kCrowdedNs = 200'000'000;  // time for which they are expected to need it again
 
+// In a seat, a session whose client is this late with the next record gives up its turn if another
+// session waits for one.
+constexpr uint64_t kLingerNs = 1'000'000;
+
 // Without this, timers are late by 50 us.
 constexpr unsigned long kTimerSlackNs = 1'000;
 
@@ -72,8 +76,10 @@ Session::Session(const SessionFiles& files, const SessionOptions& options)
       agent_(map_page<AgentPage>(files.agent, false)),
       threads_(options.threads),
       spins_(options.device.is_cpu() && options.threads != 1 ? kSpinsWithThreads : kSpins),
-      helpers_(options.threads),
-      orders_(*worker_),
+      seat_(options.seat),
+      own_helpers_(options.threads),
+      helpers_(seat_ ? seat_->helpers() : own_helpers_),
+      orders_(*worker_, seat_ ? [seat = seat_] { seat->notify(); } : std::function<void()>()),
       state_(options.device, &agent_->memory_granted, options.limits),
       snapshots_(state_, files.arena, *agent_, orders_, options.epoch),
       answers_(*client_, worker_, orders_, {log_.data(), log_.size()}, &state_.exactness),
@@ -216,14 +222,15 @@ uint64_t Session::checked_head() const {
   return head;
 }
 
+void settle_thread(int threads) {
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
+  if (threads > 0) use_threads(threads);  // a property of this thread
+}
+
 void Session::run() {
   if (prepare_ && !orders_.await_open()) return;
-  executor_.set_deterministic(agent_->deterministic.load() != 0);
-  prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
-  if (threads_ > 0) use_threads(threads_);  // a property of this thread
+  settle_thread(seat_ ? 0 : threads_);
   const c10::DeviceGuard device(state_.device);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const c10::NoGradGuard no_grad;
   struct Running {
     explicit Running(Orders& orders) : orders(orders) { orders.begin_run(); }
     ~Running() { orders.finish_run(); }
@@ -231,7 +238,11 @@ void Session::run() {
   } running(orders_);
   with_device([this] {
     try {
-      execute_log();
+      if (seat_) {
+        take_turns();
+      } else {
+        execute_log();
+      }
     } catch (const LoadFailed&) {
       if (!orders_.ended()) throw;
     }
@@ -241,23 +252,85 @@ void Session::run() {
 }
 
 void Session::execute_log() {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::NoGradGuard no_grad;
+  executor_.enter();
+  executor_.set_deterministic(agent_->deterministic.load() != 0);
   while (!orders_.pending() || obey()) {
-    if (state_.storages.holds_freed()) let_go();
-    const uint64_t awaited = awaited_.load(std::memory_order_acquire);
-    if (consumed_ >= awaited) {
-      awaited_.store(UINT64_MAX, std::memory_order_relaxed);
-      orders_.replaying(false);
-      reached_.set_value();
-      continue;
-    }
-    const uint64_t head = checked_head();
-    if (head == consumed_) {
+    if (!execute_some()) {
       helpers_.waited();
       idle();
-    } else {
-      drain(std::min({head, consumed_ + kStretchBytes, awaited}), head);
     }
   }
+}
+
+// Returns false if there is nothing to execute.
+bool Session::execute_some() {
+  if (state_.storages.holds_freed()) let_go();
+  const uint64_t awaited = awaited_.load(std::memory_order_acquire);
+  if (consumed_ >= awaited) {
+    awaited_.store(UINT64_MAX, std::memory_order_relaxed);
+    orders_.replaying(false);
+    reached_.set_value();
+    return true;
+  }
+  const uint64_t head = checked_head();
+  if (head == consumed_) return false;
+  drain(std::min({head, consumed_ + kStretchBytes, awaited}), head);
+  return true;
+}
+
+// See Note [Seats]. What this thread does between two turns, and what the executor does in one,
+// exclude each other.
+void Session::take_turns() {
+  const std::function<void()> turn = [this] { take_turn(); };
+  while (!orders_.pending() || obey()) {
+    if (state_.storages.holds_freed()) let_go();
+    if (client_->head.load(std::memory_order_acquire) != consumed_ ||
+        consumed_ >= awaited_.load(std::memory_order_acquire)) {
+      seat_->take_turn(orders_, turn);
+    } else {
+      sleep();
+    }
+  }
+}
+
+void Session::take_turn() {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::NoGradGuard no_grad;
+  struct Entered {
+    explicit Entered(Executor& executor) : executor(executor) { executor.enter(); }
+    ~Entered() { executor.leave(); }
+    Executor& executor;
+  } entered(executor_);
+  dry_since_ns_ = 0;
+  while (!orders_.pending()) {
+    if (execute_some()) {
+      dry_since_ns_ = 0;
+    } else {
+      helpers_.waited();
+      if (!linger()) return;
+    }
+  }
+}
+
+// At the end of the log: waits for further records. Returns false if the turn is to end.
+bool Session::linger() {
+  if (!seat_->wanted()) {
+    idle();
+    return true;
+  }
+  const uint64_t now = monotonic_ns();
+  if (dry_since_ns_ == 0) dry_since_ns_ = now;
+  const uint64_t lingered = now - dry_since_ns_;
+  if (lingered >= kLingerNs || client_->awaiting_peers.load() != 0) return false;
+  Spin spin(kSpinsWithThreads);
+  while (client_->head.load(std::memory_order_acquire) == consumed_) {
+    if (spin.once()) continue;
+    orders_.sleep(client_->head, consumed_, std::chrono::nanoseconds(kLingerNs - lingered));
+    break;
+  }
+  return true;
 }
 
 void Session::let_go() {

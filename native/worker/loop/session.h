@@ -14,6 +14,7 @@
 #include "worker/exec/helpers.h"
 #include "worker/loop/answers.h"
 #include "worker/loop/orders.h"
+#include "worker/loop/seat.h"
 #include "worker/loop/steps.h"
 #include "worker/snapshot/snapshot.h"
 #include "worker/state/state.h"
@@ -37,6 +38,8 @@ struct SessionOptions {
   // Another worker still executes this session: load everything, but execute nothing and do not
   // touch the page until the gate is opened.
   bool prepare = false;
+  // Executes it together with others, one at a time; null: its own thread does.
+  Seat* seat = nullptr;
   Skipped skip;
   // Below this position of the log, the device executes one record at a time.
   uint64_t careful_until = 0;
@@ -44,6 +47,10 @@ struct SessionOptions {
   std::function<void()> room;
   Limits limits;
 };
+
+// To be called by a thread that is to execute records, with the number of compute threads of a
+// software device (0: as they are).
+void settle_thread(int threads);
 
 class Session {
  public:
@@ -89,6 +96,10 @@ class Session {
   template <class Work>
   auto with_device(Work work);
   void execute_log();
+  bool execute_some();
+  void take_turns();
+  void take_turn();
+  bool linger();
   void drain(uint64_t end, uint64_t head);
   bool await_turn(bool request);
   void tell_device_time();
@@ -113,7 +124,9 @@ class Session {
   Page<AgentPage> agent_;
   int threads_;
   int spins_;
-  Helpers helpers_;
+  Seat* seat_;
+  Helpers own_helpers_;
+  Helpers& helpers_;
   Orders orders_;
   State state_;
   Snapshots snapshots_;
@@ -128,6 +141,7 @@ class Session {
   uint64_t busy_ns_ = 0;
   uint64_t preempted_ns_ = 0;        // when other threads last ran on its core while it spun
   uint64_t requested_ns_ = 0;        // time of the client's last request
+  uint64_t dry_since_ns_ = 0;        // in its turn: when the log's end was reached; 0: it is not
   uint64_t napped_at_ = UINT64_MAX;  // position at its last nap
   Exactness::Recovery recovery_;
   uint64_t diverged_before_ = 0;  // by earlier workers

@@ -1,0 +1,199 @@
+// Sessions that one thread executes by turns: see Note [Seats] in worker/loop/seat.h.
+#include "worker/loop/seat.h"
+
+#include <sched.h>
+
+#include <atomic>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "oplog/futex.h"
+#include "oplog/settings.h"
+#include "tests/check.h"
+#include "tests/harness.h"
+
+using namespace sing;
+using namespace sing::test;
+
+namespace {
+
+// A seat with its executor, and sessions that it executes.
+class Seated {
+ public:
+  explicit Seated(size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      hosts_.push_back(std::make_unique<Host>());
+      hosts_.back()->options.seat = &seat;
+    }
+  }
+  ~Seated() {
+    hosts_.clear();
+    seat.end();
+    executor_.join();
+  }
+  void start() {
+    for (auto& host : hosts_) host->start();
+  }
+  Host& operator[](size_t index) { return *hosts_[index]; }
+
+  Seat seat{0};
+
+ private:
+  std::vector<std::unique_ptr<Host>> hosts_;
+  std::thread executor_{[this] { seat.serve(); }};
+};
+
+// Random numbers of the default generator, into a new tensor.
+Tensor draw(Host& host, uint32_t op, int64_t count) {
+  const Tensor tensor = host.allocate({count});
+  host.call(CallRecord(op, 4, 1).tensor(tensor).real(0.0).real(1.0).none().returns_nothing());
+  return tensor;
+}
+
+void await_peers(Host& host, bool waits) {
+  host.client().awaiting_peers.store(waits ? 1 : 0);
+  if (waits) futex_wake(low_half(host.client().head));
+}
+
+}  // namespace
+
+TEST(sessions_in_a_seat_draw_the_numbers_that_they_draw_alone) {
+  std::vector<std::vector<float>> alone;
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    Host host;
+    host.start();
+    const uint32_t normal = host.define("aten::normal_");
+    host.generator(0, GeneratorAction::seed, seed);
+    for (int i = 0; i < 10; ++i) alone.push_back(host.values(draw(host, normal, 33)));
+  }
+  Seated seated(3);
+  seated.start();
+  std::vector<uint32_t> normals;
+  for (uint64_t i = 0; i < 3; ++i) {
+    normals.push_back(seated[i].define("aten::normal_"));
+    seated[i].generator(0, GeneratorAction::seed, i + 1);
+  }
+  std::mt19937 order(7);
+  std::vector<size_t> made(3, 0);
+  while (made[0] + made[1] + made[2] < 30) {
+    const size_t who = order() % 3;
+    if (made[who] == 10) continue;
+    const auto values = seated[who].values(draw(seated[who], normals[who], 33));
+    EXPECT(values == alone[who * 10 + made[who]]);
+    ++made[who];
+  }
+  EXPECT(seated.seat.switches() > 0);
+}
+
+TEST(a_generator_in_a_seat_survives_a_snapshot_taken_between_two_turns) {
+  Seated seated(2);
+  seated.start();
+  const uint32_t normal = seated[0].define("aten::normal_");
+  const uint32_t other = seated[1].define("aten::normal_");
+  seated[0].generator(0, GeneratorAction::seed, 5);
+  seated[0].values(draw(seated[0], normal, 3));
+  seated[1].values(draw(seated[1], other, 7));
+  const Bytes before = seated[0].generator_state(0);
+  uint64_t position = 0;
+  const int snapshot = seated[0].snapshot(&position);
+  seated[1].values(draw(seated[1], other, 7));
+  seated[0].stop();
+  seated[0].start(snapshot);
+  EXPECT(seated[0].generator_state(0) == before);
+  close(snapshot);
+}
+
+TEST(settings_of_one_session_do_not_reach_another) {
+  Seated seated(2);
+  seated.start();
+  Settings values{};
+  read_settings(values);
+  Writer changed;
+  Settings other = values;
+  other[0] = static_cast<uint8_t>(at::kDouble);  // the default dtype
+  put_settings(changed, other);
+  seated[0].append(RecordKind::settings, 0, changed);
+  seated[0].wait_consumed();
+  Settings now{};
+  read_settings(now);
+  EXPECT(now == other);
+  EXPECT(seated[1].synchronize().ok());
+  read_settings(now);
+  EXPECT(now == values);
+}
+
+TEST(a_session_keeps_its_turn_while_its_client_is_busy) {
+  Seated seated(2);
+  seated.start();
+  EXPECT(seated[0].synchronize().ok());
+  const uint64_t before = seated.seat.switches();
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    EXPECT(seated[1].synchronize().ok());
+    over = true;
+  });
+  for (int i = 0; i < 1000 && !over; ++i) seated[0].allocate({1});
+  await_peers(seated[0], true);
+  other.join();
+  EXPECT(seated.seat.switches() <= before + 2);
+}
+
+TEST(a_session_that_waits_for_its_turn_obeys_orders) {
+  Seated seated(2);
+  std::atomic<bool> blocked{false}, go{false};
+  seated.start();
+  EXPECT(seated[1].synchronize().ok());
+  // The executor is in a turn that does not end.
+  WorkerPage page{};
+  Orders orders(page);
+  std::thread blocker([&] {
+    seated.seat.take_turn(orders, [&] {
+      blocked = true;
+      while (!go) sched_yield();
+    });
+  });
+  while (!blocked) sched_yield();
+  const Tensor tensor = seated[1].allocate({4});
+  (void)tensor;
+  close(seated[1].snapshot());
+  seated[1].session().lease(1, false);
+  seated[1].session().await_parked();
+  go = true;
+  blocker.join();
+  seated[1].session().lease(2, true);
+  EXPECT(seated[1].synchronize().ok());
+}
+
+TEST(sessions_join_and_leave_a_seat_while_others_execute) {
+  Seated seated(4);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 10; ++round) {
+        Host& host = seated[i];
+        host.start(-1);
+        for (int k = 0; k < 20; ++k) {
+          host.upload({1, 2, 3}, {3});
+          if (k % 5 == 0) EXPECT(host.synchronize().ok());
+          if (k % 7 == 0) await_peers(host, k % 2 == 0);
+        }
+        host.stop();
+        host.commit(0);
+      }
+    });
+  }
+  for (auto& each : threads) each.join();
+}
+
+TEST(an_error_of_one_session_ends_only_that_one) {
+  Seated seated(2);
+  seated.start();
+  EXPECT(seated[0].synchronize().ok());
+  Writer broken;
+  broken.put<uint32_t>(77);
+  seated[1].append(static_cast<RecordKind>(200), 0, broken);
+  EXPECT(!seated[1].corruption().empty());
+  EXPECT(seated[0].synchronize().ok());
+}

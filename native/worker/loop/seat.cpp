@@ -1,0 +1,75 @@
+#include "worker/loop/seat.h"
+
+#include <algorithm>
+
+namespace sing {
+
+void Seat::serve() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    Turn& turn = *waiting_.front();
+    waiting_.pop_front();
+    waiting_count_.store(waiting_.size(), std::memory_order_relaxed);
+    turn.begun = true;
+    present_ = &turn;
+    if (last_ != nullptr && last_ != &turn.orders) ++switches_;
+    last_ = &turn.orders;
+    lock.unlock();
+    try {
+      turn.work();
+    } catch (...) {
+      turn.failure = std::current_exception();
+    }
+    lock.lock();
+    present_ = nullptr;
+    turn.done = true;
+    changed_.notify_all();
+  }
+}
+
+void Seat::end() {
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+}
+
+uint64_t Seat::switches() const {
+  const std::lock_guard lock(mutex_);
+  return switches_;
+}
+
+void Seat::take_turn(Orders& orders, const std::function<void()>& work) {
+  Turn turn(orders, work);
+  std::unique_lock lock(mutex_);
+  waiting_.push_back(&turn);
+  waiting_count_.store(waiting_.size(), std::memory_order_seq_cst);
+  changed_.notify_all();
+  if (Turn* present = present_) {  // the executor may sleep until its client writes records
+    ++present->wakers;
+    lock.unlock();
+    present->orders.wake();
+    lock.lock();
+    --present->wakers;
+    changed_.notify_all();
+  }
+  changed_.wait(lock, [&] {
+    return (turn.done && turn.wakers == 0) || (!turn.begun && orders.pending());
+  });
+  if (!turn.begun) {
+    std::erase(waiting_, &turn);
+    waiting_count_.store(waiting_.size(), std::memory_order_relaxed);
+  }
+  if (last_ == &orders && orders.ended()) last_ = nullptr;
+  if (turn.failure) std::rethrow_exception(turn.failure);
+}
+
+bool Seat::wanted() const { return waiting_count_.load(std::memory_order_seq_cst) != 0; }
+
+void Seat::notify() {
+  const std::lock_guard lock(mutex_);
+  changed_.notify_all();
+}
+
+}  // namespace sing

@@ -1,0 +1,72 @@
+// The sessions that one process executes, one at a time: those of a job's ranks on one device.
+//
+// Note [Seats]. Each rank has all compute threads of the device while it executes, and gives them to
+// the next one when it waits for its peers: once in a training step, when its activations are gone.
+// One thread, the executor, executes the records of all sessions, so that there is one team of
+// compute threads, and a switch is a few microseconds of that thread. Each session has a thread of
+// its own besides, which sleeps until its client has written records or orders come, and parks when
+// they require that; it does nothing while its session has its turn.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+
+#include "worker/exec/helpers.h"
+#include "worker/loop/orders.h"
+
+namespace sing {
+
+class Seat {
+ public:
+  // `threads`: see Helpers.
+  explicit Seat(int threads) : helpers_(threads) {}
+  Seat(const Seat&) = delete;
+  Seat& operator=(const Seat&) = delete;
+
+  // The executor: carries out turns, one at a time, until end().
+  void serve();
+  void end();
+  uint64_t switches() const;
+  Helpers& helpers() { return helpers_; }
+
+  // --- the thread of a session ---
+  // Has the executor carry out `turn`, and waits until it has ended; rethrows its exception. If
+  // orders come before it begins, it is not carried out.
+  void take_turn(Orders& orders, const std::function<void()>& turn);
+
+  // --- in a turn ---
+  // True if another session waits for its turn.
+  bool wanted() const;
+
+  // --- any thread ---
+  // Orders have come for a session that may wait for its turn.
+  void notify();
+
+ private:
+  struct Turn {
+    Turn(Orders& orders, const std::function<void()>& work) : orders(orders), work(work) {}
+    Orders& orders;
+    const std::function<void()>& work;
+    bool begun = false;
+    bool done = false;
+    int wakers = 0;  // threads that use `orders`
+    std::exception_ptr failure;
+  };
+
+  Helpers helpers_;
+  mutable std::mutex mutex_;  // everything below
+  std::condition_variable changed_;
+  std::deque<Turn*> waiting_;
+  Turn* present_ = nullptr;
+  std::atomic<size_t> waiting_count_{0};
+  const Orders* last_ = nullptr;
+  uint64_t switches_ = 0;
+  bool ended_ = false;
+};
+
+}  // namespace sing
