@@ -38,6 +38,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_default_generator": ([], ctypes.py_object),
     "sing_client_note_settings": ([], None),
     "sing_client_cell": ([ctypes.c_int], None),
+    "sing_client_await_peers": ([ctypes.c_int], None),
     "sing_client_give_up": ([], None),
     "sing_client_take_over_operators": ([], ctypes.py_object),
     "sing_client_forked": ([], ctypes.c_int),
@@ -239,6 +240,10 @@ class NativeClient:
     def cell(self, change: int) -> None:
         """Notify the agent that a cell began (1) or ended (-1)."""
         self._library.sing_client_cell(change)
+
+    def await_peers(self, waiting: bool) -> None:
+        """Let the device execute other ranks while this process waits for them."""
+        self._library.sing_client_await_peers(int(waiting))
 
     def give_up(self) -> None:
         """Fail all waits for the device, now and later: the daemon is gone."""

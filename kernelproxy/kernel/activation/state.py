@@ -187,6 +187,12 @@ def cell(change: int) -> None:
                 _current.listening.report_cells(_current.cells_ended)
 
 
+def await_peers(waiting: bool) -> None:
+    """Report that this process begins, or ends, to wait for the other ranks of its job."""
+    if (client := _current.client) is not None:
+        client.await_peers(waiting)
+
+
 def cell_asked() -> None:
     """Report that another cell was requested while one runs. Never blocks; from any thread."""
     link = _current.link

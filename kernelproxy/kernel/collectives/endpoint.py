@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.collectives.addresses import (
     host_identity,
     listener,
@@ -115,9 +116,14 @@ class Endpoint:
     ----------
     local : bool
         Use the sockets of the host; without it, TCP with all peers.
+    on_wait : callable
+        Called with True when this rank begins to wait for peers, and with False when it ends.
     """
 
-    def __init__(self, *, local: bool = True) -> None:
+    def __init__(
+        self, *, local: bool = True, on_wait: Callable[[bool], object] = lambda waiting: None
+    ) -> None:
+        self._on_wait = on_wait
         self.token = secrets.token_hex(16)
         #: Notified at each frame, failure and loss.
         self.changed = threading.Condition()
@@ -165,6 +171,8 @@ class Endpoint:
         """While this rank waits for its peers and can do nothing else."""
         with self.changed:
             self._waiting += 1
+            if self._waiting == 1:
+                self._on_wait(True)
             if self._paused:
                 self._wake_end.send(b"\0")
         try:
@@ -172,6 +180,8 @@ class Endpoint:
         finally:
             with self.changed:
                 self._waiting -= 1
+                if self._waiting == 0:
+                    self._on_wait(False)
 
     def peer(self, address: str) -> Peer:
         """Return the process at an address, connected if it has not ended."""
@@ -459,7 +469,7 @@ def endpoint() -> Endpoint:
     global _endpoint
     with _creating:
         if _endpoint is None:
-            _endpoint = Endpoint()
+            _endpoint = Endpoint(on_wait=state.await_peers)
             atexit.register(_endpoint.close)
         return _endpoint
 

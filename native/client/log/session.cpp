@@ -528,7 +528,6 @@ void Session::note_settings() {
 void Session::await_peers(bool waiting) {
   client_->awaiting_peers.store(waiting ? 1 : 0, std::memory_order_seq_cst);
   if (!waiting) return;
-  flush_storages();
   // A worker that hopes for further records gives its turn to another rank now.
   if (worker_->asleep.load(std::memory_order_seq_cst) != 0) futex_wake(low_half(client_->head));
 }
