@@ -41,6 +41,10 @@ class Channel:
         #: Called once when it is closed.
         self.on_close: Callable[[], object] = lambda: None
 
+    def another(self, sock: socket.socket) -> Channel:
+        """Return a channel for another connection to the peer, guarded in the same way."""
+        return Channel(sock, None if self._guard is None else self._guard.for_another())
+
     def peer(self) -> tuple[int, int]:
         """Return the process id and user id of the peer, from the OS kernel."""
         raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
@@ -143,6 +147,11 @@ class Channel:
             self._waits.discard(ready)
             if self._sock.fileno() >= 0:
                 (loop.remove_reader if reading else loop.remove_writer)(self._sock)
+
+    def end(self) -> None:
+        """Send no more: the other side sees the end of the connection. Idempotent."""
+        with contextlib.suppress(OSError):  # it is closed, or has ended
+            self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the connection: tasks that wait on it get a ConnectionError."""

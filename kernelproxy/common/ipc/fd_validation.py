@@ -86,6 +86,10 @@ class Guard:
         self.uid, self.share, self._discards = uid, share, discards
         self._mine = self._my_fds = 0
 
+    def for_another(self) -> Guard:
+        """Return a guard for another connection to processes of the same user."""
+        return Guard(self.uid, self._discards, self.share)
+
     @property
     def full(self) -> bool:
         """See `Discards`."""

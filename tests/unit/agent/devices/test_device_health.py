@@ -18,7 +18,7 @@ ASSERTED = DeviceLost(710, "CUDA error: device-side assert triggered", "aten::ad
 UNCORRECTABLE = DeviceLost(214, "CUDA error: uncorrectable ECC error encountered", "")
 
 
-class Host:
+class TwoDevices:
     """Two GPUs, what NVML reports of them, and what follows."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Host:
 
 
 def test_a_gpu_is_out_of_use_while_nvml_reports_a_fault() -> None:
-    host = Host()
+    host = TwoDevices()
     host.check()
     assert host.happened == []
     host.faults = {"GPU-1": "the driver has lost it"}
@@ -73,7 +73,7 @@ def test_a_gpu_is_out_of_use_while_nvml_reports_a_fault() -> None:
 
 
 def test_a_device_that_several_sessions_have_lost_is_out_of_use() -> None:
-    host = Host()
+    host = TwoDevices()
     for party in ("one", "one", "two", "three"):
         host.lose(party)
     assert host.happened == ["cuda:0 failed"]
@@ -86,7 +86,7 @@ def test_a_device_that_several_sessions_have_lost_is_out_of_use() -> None:
 
 
 def test_faults_of_programs_and_losses_of_one_session_are_no_sign_of_a_bad_device() -> None:
-    host = Host()
+    host = TwoDevices()
     for _ in range(5):
         host.lose("one")
         host.lose("two", ASSERTED)
@@ -95,7 +95,7 @@ def test_faults_of_programs_and_losses_of_one_session_are_no_sign_of_a_bad_devic
 
 
 def test_losses_with_a_long_time_between_are_no_sign_of_a_bad_device() -> None:
-    host = Host()
+    host = TwoDevices()
     host.lose("one")
     host.now = LOSS_SECONDS + 1
     host.lose("two")
@@ -127,5 +127,5 @@ def test_a_loss_during_a_check_is_followed_by_another_check() -> None:
             await twice.wait()
         await health.close()
 
-    host = Host()
+    host = TwoDevices()
     asyncio.run(checked_twice())
