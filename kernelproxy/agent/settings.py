@@ -51,6 +51,9 @@ class AgentSettings:
         is written to disk.
     context_pool : bool
         True if a GPU has a context in advance.
+    seats : bool
+        True if the ranks of a job on one software device share a process, see
+        `kernelproxy.agent.workers.seats`.
     stop_seconds : float
         How long the daemon waits at shutdown for a busy notebook, to save it.
     zygote_seconds : float
@@ -76,6 +79,7 @@ class AgentSettings:
     cold_after: float = options.COLD_AFTER.default
     disk_quota: int = options.DISK_QUOTA.default
     context_pool: bool = options.CONTEXT_POOL.default
+    seats: bool = options.SEATS.default
     stop_seconds: float = 30.0
     zygote_seconds: float = 900.0
     zygote_command: list[str] = field(default_factory=lambda: ["-m", "kernelproxy.worker.zygote"])

@@ -228,6 +228,11 @@ CONTEXT_POOL = _option(
     "starts or resumes there sooner.",
     page="gpu.md#context-pool",
 )  # fmt: skip
+SEATS = _option(
+    "seats", Kind.SWITCH, True, (_DAEMON,),
+    "Whether the ranks of a job that are on the same simulated GPU share one process there.",
+    page="jobs.md#one-process-for-the-ranks-on-a-simulated-gpu",
+)  # fmt: skip
 POLICY = _option(
     "policy", Kind.PATH, "", (_SERVER, _DAEMON),
     "Policy file, which sets which users may use which devices; applied when the daemon starts.",

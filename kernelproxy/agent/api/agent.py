@@ -36,6 +36,7 @@ from kernelproxy.agent.status.observer import StatusObserver
 from kernelproxy.agent.status.subscribers import Subscribers
 from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, FdStore, PersistedSession
 from kernelproxy.agent.workers.crash_policy import is_want
+from kernelproxy.agent.workers.seats import Seats
 from kernelproxy.agent.workers.user_zygotes import UserZygotes
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, WorkerError
@@ -116,7 +117,7 @@ class Agent:
         observer = StatusObserver(self.subscribers, self.recorder)
         self._services = HostServices(
             settings, self._host, self.checkpoints, self._images, self.runs, fdstore, self.arbiter,
-            observer, self._contexts,
+            observer, self._contexts, Seats(),
         )  # fmt: skip
         self._tidying: asyncio.TimerHandle | None = None
         self._preparing: set[asyncio.Task[object]] = set()

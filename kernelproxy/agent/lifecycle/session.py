@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from kernelproxy.agent.checkpoint.auto_checkpoint import AutoCheckpoint, AutoCheckpointRule
@@ -32,11 +32,13 @@ from kernelproxy.agent.residency.memory_requests import MemoryRequests
 from kernelproxy.agent.residency.migrate import Migrator
 from kernelproxy.agent.residency.observed_state import ObservedState
 from kernelproxy.agent.residency.restore import Restorer
+from kernelproxy.agent.residency.seat_move import SeatMove
 from kernelproxy.agent.residency.spill import Spiller
 from kernelproxy.agent.residency.suspend import Suspender
 from kernelproxy.agent.residency.tenant import SessionTenant
 from kernelproxy.agent.residency.waiting import WaitReasons
 from kernelproxy.agent.residency.worker_loss import WorkerLoss
+from kernelproxy.agent.residency.worker_sources import WorkerSources
 from kernelproxy.agent.residency.worker_start import WorkerStarter
 from kernelproxy.agent.session.core import Identity, SessionCore
 from kernelproxy.agent.session.demand import WorkerDemand
@@ -52,11 +54,11 @@ from kernelproxy.agent.state.context_pool import ContextPool
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.state.snapshot_scheduler import SnapshotScheduler
 from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, FdStore, PersistedSession
+from kernelproxy.agent.workers.seats import Seats
 from kernelproxy.agent.workers.worker import Worker
 from kernelproxy.agent.workers.zygotes import Zygotes
 from kernelproxy.common.errors import ControlError, InternalError
 from kernelproxy.common.protocol.views import SessionView
-from kernelproxy.common.readable import moment
 from kernelproxy.common.scheduler_api import Allowance, Arbiter
 from kernelproxy.common.shared_memory import Presence
 from kernelproxy.common.units import exact_duration_text
@@ -100,6 +102,7 @@ class HostServices:
     arbiter : Arbiter
     observer : SessionObserver
     contexts : mapping of str to ContextPool
+    seats : Seats
     """
 
     settings: AgentSettings
@@ -111,6 +114,7 @@ class HostServices:
     arbiter: Arbiter
     observer: SessionObserver
     contexts: Mapping[str, ContextPool]
+    seats: Seats
 
 
 class Session:
@@ -146,8 +150,8 @@ class Session:
         self.core = core = SessionCore(identity, allocator, self)
         self.demand = demand = WorkerDemand(core, state)
         self.preferences = Preferences(core, state, arbiter)
-        self.membership = JobMembership(core, arbiter)
-        settings, contexts = services.settings, services.contexts
+        self.membership = membership = JobMembership(core, arbiter)
+        settings = services.settings
         self.idle = idle = IdleTimer(core, state, waits(request, settings, self.allowance))
         self.kernel = kernel = KernelConnection(core, state, idle, zygotes, self)
         self.snapshots = snapshots = SnapshotScheduler(
@@ -162,12 +166,16 @@ class Session:
             core, state, demand, lease, idle, spiller, observed, snapshots
         )
         self.denial = denial = Denial(core, state, demand, suspender, arbiter)
-        starter = WorkerStarter(core, state, idle, kernel, zygotes, host.cold, settings, contexts)
+        sources = WorkerSources(
+            core, state, kernel, membership, zygotes, settings, services.contexts, services.seats
+        )
+        starter = WorkerStarter(core, state, idle, sources, host.cold)
         self._restorer = restorer = Restorer(
             core, state, demand, lease, waiting, observed, starter, denial
         )
         self._loss = WorkerLoss(core, state, demand, lease, memory, suspender, restorer, snapshots)
-        self.migrator = Migrator(core, state, lease, memory, starter)
+        self._seat_move = SeatMove(core, state, lease, sources, suspender)
+        self.migrator = Migrator(core, state, lease, memory, sources)
         self.tenant = SessionTenant(core, state, lease, idle, memory, suspender, observed)
         core.tenant = self.tenant
         self.managers = ProcessManagerSlot(core)
@@ -235,7 +243,7 @@ class Session:
         if core.state is State.FAILED:
             return
         self.denial.review()
-        self._note_end_of_paused_cell()
+        self.suspender.note_end_of_paused_cell()
         if state.disk.arrived:
             await state.disk.fetched()
         if state.worker is not None and (state.worker.broken or state.worker.corrupt is not None):
@@ -261,6 +269,7 @@ class Session:
             )
             self.observed.update()
         await self.lease.rest()
+        await self._seat_move.take_due()
         if self.hibernation.seconds_left() <= 0 and not self.automatic.before_hibernation():
             self.hibernation.begin()
         self.automatic.checkpoint_if_due()
@@ -270,18 +279,6 @@ class Session:
         self.observed.set_timer()
         if core.state is State.IDLE:
             core.allocator.changed()
-
-    def _note_end_of_paused_cell(self) -> None:
-        """Update the reason once the cell has ended (as by an interrupt) that it was paused in."""
-        demand, client = self.demand, self.device_state.memory.client
-        hold = demand.hold
-        if hold is None or not hold.in_cell or client.cells_running:
-            return
-        if self.core.state is State.SUSPENDED:
-            demand.hold = replace(hold, in_cell=False)
-            why = f"Suspended by {hold.by}, {moment(hold.at)}."
-            self.core.set_state(State.SUSPENDED, f"{why} {self.suspender.way_back()}")
-            self.persist()
 
     async def settle(self, seconds: float) -> None:
         """Wait until the log is drained, for at most so many seconds."""
@@ -439,7 +436,7 @@ class Session:
     async def _end_failed(self, worker: Worker) -> None:
         """End its worker, then its lease: another session may execute once the worker is gone."""
         try:
-            await worker.kill()
+            await worker.stop()
             worker.close()
         finally:
             self.lease.close()
@@ -470,7 +467,7 @@ class Session:
         self.observed.cancel()
         self.demand.close()
         if state.worker is not None:
-            await state.worker.kill()  # its answers are not needed any more
+            await state.worker.stop()  # its answers are not needed any more
         if self._burying is not None:
             await self._burying
         self.lease.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kernelproxy.agent.devices.device_allocator import DeviceAllocator, GrantAnswer
 from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.memory_requests import MemoryRequests
-from kernelproxy.agent.residency.worker_start import WorkerStarter
+from kernelproxy.agent.residency.worker_sources import WorkerSources
 from kernelproxy.agent.session import reasons
 from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.agent.session.states import State
@@ -27,7 +27,7 @@ class Migrator:
     state : DeviceState
     lease : DeviceLease
     memory : MemoryRequests
-    starter : WorkerStarter
+    sources : WorkerSources
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class Migrator:
         state: DeviceState,
         lease: DeviceLease,
         memory: MemoryRequests,
-        starter: WorkerStarter,
+        sources: WorkerSources,
     ) -> None:
         self._core, self._state, self._lease = core, state, lease
-        self._memory, self._starter = memory, starter
+        self._memory, self._sources = memory, sources
         #: Cost of its last migration.
         self.last: Migration | None = None
 
@@ -80,13 +80,13 @@ class Migrator:
                 "no-room",
             )
         try:
-            zygote = await self._starter.zygote()
+            source = await self._sources.on(allocator.device)
             core.set_state(
                 State.MIGRATING,
                 f"Moving from {_name(here)} to {_name(allocator)}. Cells keep running.",
             )
             self.last = await self._memory.run_granting(
-                migrate(state, zygote, allocator.device, check_again, core.request_reconcile)
+                migrate(state, source, allocator.device, check_again, core.request_reconcile)
             )
         except WorkerError as error:
             raise ControlError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.observed_state import ObservedState
@@ -15,6 +16,7 @@ from kernelproxy.agent.session.states import State
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.state.snapshot_scheduler import SnapshotScheduler
 from kernelproxy.common.errors import ControlError, WorkerError
+from kernelproxy.common.readable import moment
 from kernelproxy.common.shared_memory import Presence
 
 log = logging.getLogger(__name__)
@@ -105,6 +107,18 @@ class Suspender:
         self.leave_device()
         # Something may have been appended before that was announced.
         self._core.request_reconcile()
+
+    def note_end_of_paused_cell(self) -> None:
+        """Update the reason once the cell has ended (as by an interrupt) that it was paused in."""
+        core, demand, client = self._core, self._demand, self._state.memory.client
+        hold = demand.hold
+        if hold is None or not hold.in_cell or client.cells_running:
+            return
+        if core.state is State.SUSPENDED:
+            demand.hold = replace(hold, in_cell=False)
+            why = f"Suspended by {hold.by}, {moment(hold.at)}."
+            core.set_state(State.SUSPENDED, f"{why} {self.way_back()}")
+            core.persist()
 
     def leave_device(self) -> None:
         """Free its device memory for others: its worker is gone, and its state is saved."""

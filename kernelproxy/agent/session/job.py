@@ -75,6 +75,7 @@ class JobMembership:
         self._core.persist()
         self._core.changed()
         self._report(job)
+        self._core.request_reconcile()
 
     def _report(self, job: JobRank) -> None:
         # Two users may have chosen the same token, and must not be scheduled together.

@@ -12,11 +12,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from kernelproxy.agent.devices.measured_memory import POOL, MeasuredMemory
 from kernelproxy.agent.devices.memory_accounts import WorkerMemory
 from kernelproxy.agent.devices.memory_grants import GrantTable
+from kernelproxy.agent.workers.seats import WorkerSource
 from kernelproxy.agent.workers.worker import Worker
 from kernelproxy.common.errors import WorkerError
 from kernelproxy.devices import Device
@@ -30,17 +30,6 @@ QUIET_SECONDS = 3.0
 WARM_SECONDS = 60.0
 #: A context is made only if this part of the device stays free.
 FREE_PART = 8
-
-
-class WorkerSource(Protocol):
-    """Forks workers: a zygote."""
-
-    @property
-    def dead(self) -> bool:
-        """True if it can fork no worker any more."""
-
-    async def spawn(self, on_change: Callable[[], object]) -> Worker:
-        """Fork a worker; raises WorkerError."""
 
 
 class ContextPool:

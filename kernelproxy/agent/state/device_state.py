@@ -29,10 +29,10 @@ from typing import Any, TypeVar
 from kernelproxy.agent.settings import AgentSettings
 from kernelproxy.agent.spill.spill_store import Job, SpillStore
 from kernelproxy.agent.spill.spilled_state import SpilledState
-from kernelproxy.agent.state.context_pool import WorkerSource
 from kernelproxy.agent.state.shared_pages import MemoryRequest, SharedPages
 from kernelproxy.agent.supervisor.fdstore import PersistedSession
 from kernelproxy.agent.workers.crash_policy import CrashPolicy, Verdict
+from kernelproxy.agent.workers.seats import WorkerSource
 from kernelproxy.agent.workers.snapshot import Snapshot
 from kernelproxy.agent.workers.watchdog import Watchdog
 from kernelproxy.agent.workers.worker import Worker
@@ -259,6 +259,11 @@ class DeviceState(SharedPages):
         """Process ids of its worker, and of others that are being prepared, or end."""
         return frozenset(each.pid for each in self._spawned if each.pidfd is not None)
 
+    @property
+    def may_share(self) -> bool:
+        """True if its next worker may be in a process with others, see Note [Seats]."""
+        return self.deaths.may_share(self.memory.worker.consumed)
+
     async def start_worker(self, zygote: WorkerSource, on_change: Callable[[], object]) -> None:
         """Fork a worker and let it execute the log from the newest snapshot on.
 
@@ -328,7 +333,8 @@ class DeviceState(SharedPages):
             with worker.waiters_present(self.others_wait, bounded=False):
                 await worker.open(order, sent, self._settings.snapshot_seconds)
         except WorkerError:
-            await worker.kill()
+            await self._fell_with_others(worker)
+            await worker.stop()
             worker.close()
             raise
         except BaseException:
@@ -385,7 +391,7 @@ class DeviceState(SharedPages):
         if self.worker is None:
             raise InternalError("a worker was to be replaced that is not there")
         # Two workers must never execute at the same time, not even for a moment.
-        await self.worker.kill()
+        await self.worker.stop()
         self.drop_worker()
         self.worker = there
         self.settle_on(device)
@@ -535,6 +541,7 @@ class DeviceState(SharedPages):
                 raise
             if unless_busy or self.unrecoverable:
                 return False
+            await self._fell_with_others(worker)
             if worker.lost is not None:  # the next one is then careful at once
                 await self._judge(worker)
         await worker.end(seconds)
@@ -547,6 +554,7 @@ class DeviceState(SharedPages):
         if worker is None:
             raise InternalError("no worker died")
         corrupt = await worker.last_words()
+        fell = corrupt is None and await self._fell_with_others(worker)
         self.drop_worker()
         self.deaths.pause, self.without_room = 0.0, False
         if corrupt is not None:
@@ -555,7 +563,17 @@ class DeviceState(SharedPages):
             return Verdict.RETRY, None
         if self.unrecoverable:
             return Verdict.FAIL, None
+        if fell:
+            return Verdict.RETRY, None
         return await self._judge(worker), None
+
+    async def _fell_with_others(self, worker: Worker) -> bool:
+        """Note the death of a worker with others in its process, and return True, if it is one."""
+        fell = await worker.fell_with_others()
+        if fell:
+            consumed = self.memory.worker.consumed
+            self.deaths.fell_with_others(consumed, suspect=worker.suspect)
+        return fell
 
     async def _judge(self, worker: Worker) -> Verdict:
         """Note the death of a worker by its own doing, or by a signal."""
@@ -570,7 +588,7 @@ class DeviceState(SharedPages):
         )
 
     def drop_worker(self) -> None:
-        """Release the worker, which is dead or is killed by this."""
+        """Release the worker, which is dead or is ended by this."""
         if self.worker is not None:
             self.worker.close()
             self.worker = None
@@ -600,7 +618,7 @@ class DeviceState(SharedPages):
     async def close(self) -> None:
         """End the worker and free everything."""
         if self.worker is not None:
-            await self.worker.kill()
+            await self.worker.stop()
             self.drop_worker()
         self.closed = True
         await self.disk.close()

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernelproxy.agent.state.device_state import DeviceState
+from kernelproxy.agent.workers.seats import WorkerSource
 from kernelproxy.agent.workers.worker import Worker
-from kernelproxy.agent.workers.zygotes import Zygote
 from kernelproxy.common.errors import WorkerError
 from kernelproxy.devices import Device
 
@@ -56,7 +56,7 @@ class Migration:
 
 async def migrate(
     state: DeviceState,
-    zygote: Zygote,
+    source: WorkerSource,
     target: Device,
     check: Callable[[], object],
     on_change: Callable[[], object],
@@ -67,8 +67,8 @@ async def migrate(
     ----------
     state : DeviceState
         With a worker whose gate is open.
-    zygote : Zygote
-        Of the session's environment.
+    source : WorkerSource
+        Forks the worker on the target.
     target : Device
         Device on which the grant of the session is reserved already.
     check : callable
@@ -82,10 +82,10 @@ async def migrate(
     WorkerError
         If it failed; the session is where it was. Its worker may be broken, see `Worker.broken`.
     """
-    begin, source = time.monotonic(), state.device
+    begin, here = time.monotonic(), state.device
     if not state.saved or state.snapshot is None:  # a prepared worker begins with a snapshot
         await state.save()
-    there = await state.open_worker(zygote, on_change, target, prepare=True)
+    there = await state.open_worker(source, on_change, target, prepare=True)
     try:
         for _ in range(ROUNDS_MAX - 1):
             lacking = state.dirty_bytes
@@ -114,7 +114,7 @@ async def migrate(
     except WorkerError as error:  # it has migrated, and will be rebuilt there like any other
         log.warning("A worker died at the end of its migration: %s", error)
     end = time.monotonic()
-    return Migration(source.id, target.id, end - begin, end - stopped, moved)
+    return Migration(here.id, target.id, end - begin, end - stopped, moved)
 
 
 async def _give_up(worker: Worker, state: DeviceState) -> None:
@@ -122,6 +122,6 @@ async def _give_up(worker: Worker, state: DeviceState) -> None:
     if state.worker is worker:
         return
     try:
-        await worker.kill()
+        await worker.stop()
     finally:
         worker.close()

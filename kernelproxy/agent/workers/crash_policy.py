@@ -10,6 +10,7 @@
 | the `KILLS_MAX`th time in a row at the same record    | skip: something kills it for that call   |
 | by itself at a record that is skipped already         | fail: the session ends                   |
 | otherwise at a record that is skipped already         | retry, with pauses: it is not to blame   |
+| with others in its process                            | retry, alone: another may be to blame    |
 | its device had no memory to execute a record again    | retry, with pauses: it is not to blame   |
 | its device was lost, by a fault of the hardware       | retry: no record is to blame             |
 | its device was lost while it was not careful          | retry, carefully up to there             |
@@ -87,6 +88,8 @@ class CrashPolicy:
         #: Position below which the next worker executes one record at a time, see
         #: Note [Lost devices]; 0: nowhere.
         self.careful_until = 0
+        #: Position below which its workers are alone in their processes, see Note [Seats].
+        self.alone_until = 0
         #: Seconds to wait before the next worker is started.
         self.pause = 0.0
         self._record, self._times = -1, 0
@@ -173,6 +176,23 @@ class CrashPolicy:
             words, outside = lost.message if lost else "", starved or lost is not None
             return self._skip(consumed, words=words, starved=starved, outside=outside)
         return Verdict.RETRY
+
+    def fell_with_others(self, consumed: int, *, suspect: bool) -> None:
+        """Note the end of a process with several sessions: that counts against no record.
+
+        Parameters
+        ----------
+        consumed : int
+            As in `note`.
+        suspect : bool
+            True if the session may be the reason.
+        """
+        if suspect:
+            self.alone_until = consumed + 1
+
+    def may_share(self, consumed: int) -> bool:
+        """Return True if the next worker may be in a process with others."""
+        return consumed >= self.alone_until
 
     def _skip(
         self, record: int, *, outside: bool, words: str = "", starved: bool = False

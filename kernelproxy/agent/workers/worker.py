@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kernelproxy.agent.workers.oom_kills import OomKills
 from kernelproxy.agent.workers.snapshot import Snapshot
-from kernelproxy.agent.workers.watchdog import CHECKS, StoppedTime, Watchdog, WatchedWait, activity
+from kernelproxy.agent.workers.worker_process import WorkerProcess
 from kernelproxy.common.errors import (
     DeviceFullError,
     InternalError,
@@ -28,12 +26,12 @@ from kernelproxy.common.protocol import (
     CacheGivenBack,
     DeviceLost,
     Done,
-    End,
     Ended,
     Error,
     Frozen,
     Gate,
     GiveBackCache,
+    Host,
     Hurry,
     Lease,
     Message,
@@ -51,15 +49,17 @@ from kernelproxy.common.protocol import (
     Warm,
 )
 
-REAP_SECONDS = 5.0
 #: Longest error message, in characters, that is taken from a process that a user controls.
 MESSAGE_MAX = 2000
 
 Reply = TypeVar("Reply", bound=Message)
 
 
-class Worker:
+class Worker(WorkerProcess):
     """A worker. Owns its channel and its pidfd until `close`.
+
+    It may share its process with other workers, see Note [Seats] in `seat`: then it ends with its
+    connection.
 
     Parameters
     ----------
@@ -80,43 +80,62 @@ class Worker:
         ended: asyncio.Future[int | None],
         on_change: Callable[[], object],
     ) -> None:
-        self.pid = pid
-        self._ended = ended
-        self.exited = asyncio.Event()
+        super().__init__(channel, pid, pidfd, ended, on_change)
         self.corrupt: str | None = None
         #: What its device said when it rejected all further work.
         self.lost: DeviceLost | None = None
         #: Makes others give back device memory, for which it waits.
         self.make_room: Callable[[], Awaitable[None]] | None = None
-        #: It can receive no more commands and was sent SIGKILL; `exited` follows.
-        self.broken = False
-        #: It was broken because a command took too long, which is no sign of a bad record.
-        self.overdue = False
-        #: Why it was broken, if others waited for it: a clause.
-        self.hung = ""
-        self.watchdog = Watchdog(float("inf"), float("inf"))
-        #: Detects out-of-memory kills in its control group since it began.
-        self.starvation = OomKills(pid)
-        self._channel, self._pidfd, self._on_change = channel, pidfd, on_change
         self._ordered = False
         self._limit: asyncio.Timeout | None = None
         self._frozen: Callable[[], object] | None = None
         self._hurrying: asyncio.Task[None] | None = None
-        self._guarding: asyncio.Task[None] | None = None
         self._room: asyncio.Task[None] | None = None
         self._parking: tuple[int, asyncio.Future[None]] | None = None
         self._observing: asyncio.Future[Observed] | None = None
         self._emptying: asyncio.Future[None] | None = None
         # Its replies; None after its end. Queued, so that a cancelled command leaks nothing.
         self._replies: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(pidfd, self._on_exit)
-        self._reader = loop.create_task(self._read(), name=f"worker {pid}")
+        self._reader = asyncio.create_task(self._read(), name=f"worker {pid}")
 
-    @property
-    def pidfd(self) -> int | None:
-        """Descriptor of the process; None after `close`."""
-        return self._pidfd if self._pidfd >= 0 else None
+    # ---------------------------------------------------------------- sharing its process
+
+    async def host(self, on_change: Callable[[], object]) -> Worker | None:
+        """Return a worker for one more session in its process; None if the process is ending.
+
+        Raises
+        ------
+        WorkerError
+            If descriptors run out.
+        """
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise WorkerError(f"A worker could not be started: {error}.") from error
+        with theirs:
+            try:
+                worker = self._beside(self._channel.another(ours), on_change)
+            except OSError as error:
+                ours.close()
+                raise WorkerError(f"A worker could not be started: {error}.") from error
+            try:
+                await self._channel.send(Host(), [theirs.fileno()])
+            except BaseException as error:
+                worker.close()
+                if isinstance(error, OSError):
+                    self._abandon()
+                    return None
+                raise
+        return worker
+
+    def _beside(self, channel: Channel, on_change: Callable[[], object]) -> Worker:
+        place = self._place
+        worker = Worker(channel, self.pid, os.dup(place.pidfd), place.ended, on_change)
+        if place.seat is not None:
+            worker.begin_seat(place.seat)
+        return worker
+
+    # ---------------------------------------------------------------- commands
 
     async def open(self, order: Open, fds: Sequence[int], seconds: float) -> None:
         """Assign its session to it.
@@ -127,6 +146,8 @@ class Worker:
             If it refuses, or dies, or takes longer than `seconds` (then it is killed).
         """
         await self._order(order, Opened, seconds, fds)
+        self.opened = True
+        self._note_change_of_seat()
 
     async def warm(self, device: str, visible: str, title: str, seconds: float) -> None:
         """Make it create a context on a GPU, before it has a session; raises as `open`."""
@@ -212,57 +233,6 @@ class Worker:
         finally:
             gone.cancel()
 
-    @contextlib.contextmanager
-    def waiters_present(
-        self, wanted: Callable[[], bool] = lambda: True, *, bounded: bool = True
-    ) -> Iterator[None]:
-        """In this context, end it if it hangs while others wait for it: see Note [Patience].
-
-        Parameters
-        ----------
-        wanted : callable
-            Returns True while others wait.
-        bounded : bool
-            True if there is also a limit while it works.
-        """
-        pressing = asyncio.create_task(self._press(wanted, bounded=bounded))
-        try:
-            yield
-        finally:
-            pressing.cancel()
-
-    async def _press(self, wanted: Callable[[], bool], *, bounded: bool) -> None:
-        watchdog = self.watchdog
-        wait: WatchedWait | None = None
-        while not self.broken and watchdog.still_seconds != float("inf"):
-            await asyncio.sleep(watchdog.still_seconds / CHECKS)
-            if not wanted() or watchdog.endless():
-                wait = None
-                continue
-            wait = wait or WatchedWait(watchdog, bounded=bounded)
-            seen = activity(self.pid)
-            self._give_up(wait.check(time.monotonic(), seen) if seen is not None else "")
-
-    def guard(self, needed: Callable[[], bool]) -> None:
-        """From now on, end it if a signal has stopped it for long while it is `needed`, even if no
-        other session waits: see Note [Patience].
-        """
-        self._guarding = asyncio.create_task(self._guard(needed))
-
-    async def _guard(self, needed: Callable[[], bool]) -> None:
-        watchdog, stop = self.watchdog, StoppedTime(self.watchdog)
-        while not self.broken and watchdog.still_seconds != float("inf"):
-            await asyncio.sleep(watchdog.still_seconds)
-            seen = activity(self.pid) if needed() and not watchdog.endless() else None
-            self._give_up(stop.check(time.monotonic(), seen))
-
-    def _give_up(self, why: str) -> None:
-        """End it, if `why` names a reason."""
-        if why and not self.broken:
-            self.watchdog.lose()
-            self.hung, self.overdue = why, True
-            self._break()
-
     async def snapshot(
         self,
         seconds: float | None,
@@ -317,50 +287,24 @@ class Worker:
             await self._channel.send(Hurry())
         await self._press(lambda: True, bounded=False)
 
-    async def end(self, seconds: float) -> None:
-        """End it, and wait until it is gone; kill it if it has not ended within `seconds`."""
-        with contextlib.suppress(OSError):  # then it is ending already
-            await self._channel.send(End())
-        try:
-            async with asyncio.timeout(seconds):
-                await self.exited.wait()
-        except TimeoutError:
-            await self.kill()
-
-    async def kill(self) -> None:
-        """Kill it, and wait until it is gone. Its memory is free then."""
-        self._break()
-        await self.exited.wait()
-
     async def last_words(self) -> str | None:
         """Wait for its end and all its messages; return what it found corrupt, if anything.
 
         Its end and its last message come through two descriptors, in any order.
         """
-        if self.corrupt is not None:
-            self._break()
-        await self.exited.wait()
+        if self.corrupt is not None or not self.exited.is_set():
+            await self.stop()
         await asyncio.wait({self._reader})
         return self.corrupt
 
-    async def status(self) -> int | None:
-        """Wait until it was reaped; return its exit status, None if its zygote reports none."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REAP_SECONDS):
-                return await asyncio.shield(self._ended)
-        return None
-
     def close(self) -> None:
-        """Release the process, and kill it if it lives. Idempotent."""
-        if self._pidfd < 0:
+        """Release the process, and kill it if it lives, unless others need it. Idempotent."""
+        if self.pidfd is None:
             return
-        self._break()
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._pidfd = -1
+        self.broken = True
+        self._place.close()
         self._reader.cancel()
-        if self._guarding is not None:
-            self._guarding.cancel()
+        self._end_guard()
         if self._room is not None:
             self._room.cancel()
         self._channel.close()
@@ -380,17 +324,18 @@ class Worker:
         if self._ordered:
             raise InternalError("a worker was given two orders at once")
         if self.broken or self.exited.is_set():
-            raise WorkerError("The worker is gone.")
+            raise WorkerDiedError("The worker is gone.")
         self._ordered = True
         try:
             async with asyncio.timeout(seconds) as self._limit:
                 await self._channel.send(order, fds)
                 reply = await self._replies.get()
         except BaseException as error:
-            self._break()  # a late reply would be taken for that to the next command
             if isinstance(error, TimeoutError):
+                self._break()
                 self.overdue = True
                 raise WorkerError(f"The worker took too long: {order.wire_kind}.") from error
+            self._abandon()  # a late reply would be taken for that to the next command
             if isinstance(error, OSError):
                 raise WorkerDiedError("The connection to the worker broke.") from error
             raise
@@ -417,8 +362,9 @@ class Worker:
         try:
             while True:
                 self._take(*await self._channel.receive())
+        except ConnectionError:
+            self._disconnected()
         except (OSError, ProtocolError):
-            # Without its connection it is of no use, whether or not the process still lives.
             self._break()
         finally:
             self._replies.put_nowait(None)  # after all its replies: no other one will come
@@ -457,16 +403,3 @@ class Worker:
             raise ProtocolError("A worker answered what it was not asked.")
         self.corrupt = message.message[:MESSAGE_MAX]
         self._on_change()
-
-    def _on_exit(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        self.exited.set()
-        self._break()
-        self._on_change()
-
-    def _break(self) -> None:
-        """Send SIGKILL; its connection ends then, which fails a command that waits for a reply."""
-        self.broken = True
-        if not self.exited.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

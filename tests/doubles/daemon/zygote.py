@@ -11,6 +11,8 @@ notices that when it reads, has nothing to execute, takes a snapshot or gives it
 once if it is careful there. With ``hidden-fault CODE`` it does not notice that when it is idle, and
 ``fault-once CODE PATH`` is a fault if that file does not exist, which it then makes.
 
+A worker may host several sessions, each in threads of its own.
+
 If ``TOY_ALONE`` names a file, a worker that executes at the same time as another one reports a
 corrupt log.
 
@@ -20,6 +22,7 @@ the extent of the snapshot before.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -29,6 +32,7 @@ import struct
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 from kernelproxy.common.ipc.framing import recv_message, send_message
@@ -43,6 +47,7 @@ from kernelproxy.common.protocol import (
     Error,
     Frozen,
     Gate,
+    Host,
     Lease,
     NeedRoom,
     Observe,
@@ -205,7 +210,7 @@ class ToyWorker:
             if verb == "add":
                 self.state = step(self.state, int(argument))
             elif verb == "die" or (verb == "die-until" and not Path(argument).exists()):
-                os.kill(os.getpid(), signal.SIGSEGV)
+                signal.raise_signal(signal.SIGSEGV)  # in this thread, at once
             elif verb == "hang" or (verb == "hang-until" and not Path(argument).exists()):
                 signal.pause()
             elif verb == "spin-until":
@@ -255,7 +260,7 @@ class ToyWorker:
         first = self.log[offset : offset + count]
         return first + self.log[: count - len(first)]
 
-    def take_orders(self) -> None:
+    def take_orders(self, process: ToyProcess) -> None:
         try:
             while True:
                 order, fds = recv_message(self.control)
@@ -267,6 +272,8 @@ class ToyWorker:
                     self.send_snapshot(order.tell)
                 elif isinstance(order, Lease):
                     self.take_lease(order)
+                elif isinstance(order, Host):
+                    process.begin(socket.socket(fileno=fds[0]))
                 elif isinstance(order, RoomMade):
                     self.room_made.set()
                 elif isinstance(order, Observe):
@@ -281,7 +288,7 @@ class ToyWorker:
                 elif isinstance(order, End):
                     self.ending = True
         except OSError:
-            os._exit(0)
+            self.ending = True
 
     def send_snapshot(self, tell: bool) -> None:
         with self.between:
@@ -309,8 +316,47 @@ class ToyWorker:
             self.page.dirty_bytes = 0
 
 
+class ToyProcess:
+    """The sessions of one process; it ends with the last one."""
+
+    def __init__(self) -> None:
+        self.count, self.changed = 0, threading.Condition()
+
+    def begin(self, control: socket.socket) -> None:
+        """Serve a connection."""
+        with self.changed:
+            self.count += 1
+        threading.Thread(target=self.serve, args=(control,), daemon=True).start()
+
+    def serve(self, control: socket.socket) -> None:
+        try:
+            with contextlib.suppress(ConnectionError):
+                run(control, self)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(70)
+        with self.changed:
+            self.count -= 1
+            self.changed.notify()
+            if self.count:  # otherwise it ends with the process
+                with contextlib.suppress(OSError):
+                    control.shutdown(socket.SHUT_RDWR)
+
+    def wait(self) -> None:
+        """Wait until there are no sessions."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.count == 0)
+
+
 def main(control: socket.socket) -> None:
     """Run a toy worker."""
+    process = ToyProcess()
+    process.begin(control)
+    process.wait()
+
+
+def run(control: socket.socket, process: ToyProcess) -> None:
+    """Execute a session until it ends."""
     order, fds = recv_message(control)
     assert isinstance(order, Open)
     refusing = Path(os.environ.get("TOY_REFUSE", "/nonexistent"))
@@ -323,7 +369,7 @@ def main(control: socket.socket) -> None:
         time.sleep(0.5)
     toy = ToyWorker(control, order, fds)
     send_message(control, Opened())
-    threading.Thread(target=toy.take_orders, daemon=True).start()
+    threading.Thread(target=toy.take_orders, args=(process,), daemon=True).start()
     corrupt = toy.run()
     if corrupt:
         send_message(control, Ended(corrupt))

@@ -280,7 +280,7 @@ class MachineNotebook:
     async def run_granting(self, work: Any) -> Any:
         return await work
 
-    async def zygote(self) -> None:
+    async def on(self, device: Device) -> None:
         await self.machine.chance.act(0.01)
 
     async def move(self, target: Device, check: Callable[[], object]) -> None:

@@ -33,6 +33,7 @@ def membership(told: Told, owner: int = 7) -> tuple[JobMembership, list[str]]:
         check_usable=lambda: None,
         persist=lambda: done.append("persist"),
         changed=lambda: done.append("changed"),
+        request_reconcile=lambda: done.append("reconcile"),
     )
     arbiter: Any = told
     return JobMembership(core, arbiter), done
@@ -61,9 +62,9 @@ def test_a_job_is_persisted_before_the_scheduler_knows_it_and_once() -> None:
     member, done = membership(told)
     for _ in range(2):
         member.join(JobRank("run", 1, 2))
-    assert (told.calls, done) == ([("s", "7:run", 1, 2)], ["persist", "changed"])
+    assert (told.calls, done) == ([("s", "7:run", 1, 2)], ["persist", "changed", "reconcile"])
     member.join(JobRank("later", 0, 1))
-    assert (len(told.calls), len(done)) == (2, 4)
+    assert (len(told.calls), len(done)) == (2, 6)
 
 
 def test_equal_ids_of_two_users_are_two_jobs() -> None:

@@ -42,7 +42,7 @@ class StandingWorker:
 
     pid, broken, hung, corrupt = 1, False, "", None
 
-    async def kill(self) -> None:
+    async def stop(self) -> None:
         pass
 
     def close(self) -> None:

@@ -143,6 +143,27 @@ def test_a_signal_from_outside_is_no_records_fault() -> None:
     assert deaths.skip == []
 
 
+def test_a_death_with_others_counts_against_no_record_and_the_next_worker_is_alone() -> None:
+    deaths = CrashPolicy()
+    assert deaths.may_share(0)
+    for _ in range(2 * SAME_RECORD_MAX):
+        deaths.fell_with_others(8, suspect=True)
+        assert not deaths.may_share(8)
+        assert deaths.may_share(16)
+    verdicts = [deaths.note(consumed=8, head=80) for _ in range(SAME_RECORD_MAX)]
+    assert verdicts == [Verdict.RETRY, Verdict.RETRY, Verdict.SKIP]
+    assert not deaths.may_share(8)
+
+
+def test_a_death_with_others_by_the_fault_of_another_changes_nothing() -> None:
+    deaths = CrashPolicy()
+    deaths.fell_with_others(8, suspect=False)
+    assert deaths.may_share(8)
+    deaths.fell_with_others(8, suspect=True)
+    deaths.fell_with_others(8, suspect=False)
+    assert not deaths.may_share(8)
+
+
 def test_deaths_at_other_records_between_start_the_count_anew() -> None:
     deaths = CrashPolicy()
     for consumed in (8, 8, 16, 8, 8, 16):
