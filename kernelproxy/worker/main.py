@@ -227,8 +227,13 @@ class Seat:
             os._exit(70)
         with self._changing:
             self._count -= 1
-            if self._count == 0:
-                self._library.sing_worker_end_seat()
+            is_last = self._count == 0
+        if is_last:  # the connection ends with the process
+            self._library.sing_worker_end_seat()
+            return
+        # Its end says that the memory is free; another thread may still wait for orders.
+        with contextlib.suppress(OSError):
+            control.shutdown(socket.SHUT_RDWR)
         control.close()
 
 
@@ -277,8 +282,7 @@ class WorkerSession:
         if not order.prepare:
             library.sing_worker_gate(self._number, int(order.gate))
         send_message(self._control, Opened())
-        orders = threading.Thread(target=self._take_orders, daemon=True)
-        orders.start()
+        threading.Thread(target=self._take_orders, daemon=True).start()
         result = library.sing_worker_run(self._number)
         if result == LOST:
             self._end_without_device()
@@ -291,9 +295,6 @@ class WorkerSession:
             raise WorkerError(_error(library))  # not the log's fault: another worker may succeed
         if self._host is not None:
             library.sing_worker_close(self._number)
-            with contextlib.suppress(OSError):
-                self._control.shutdown(socket.SHUT_RDWR)
-            orders.join()
 
     def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; without the agent, its connection ends, which the control thread notices.

@@ -6,16 +6,12 @@ Note [Seats] in `workers.seat`.
 
 from __future__ import annotations
 
-import contextlib
-
 from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.residency.suspend import Suspender
 from kernelproxy.agent.residency.worker_sources import WorkerSources
 from kernelproxy.agent.session.core import SessionCore
 from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.agent.workers.seats import SeatSource
 from kernelproxy.agent.workers.worker import Worker
-from kernelproxy.common.errors import WorkerError
 
 
 class SeatMove:
@@ -43,18 +39,10 @@ class SeatMove:
         self._tried: Worker | None = None
 
     async def take_due(self) -> None:
-        """Let other ranks join its process, if no process of the job is on its device. Otherwise
-        suspend it after its turn: when it resumes, it is in that process.
-        """
+        """Suspend it after its turn: when it resumes, it is in the process of its job."""
         worker, device = self._state.worker, self._core.allocator.device
         if worker is None or worker.broken or worker.in_seat or not self._sources.may_share(device):
             return
-        with contextlib.suppress(WorkerError):  # reported when its next worker is started
-            source = await self._sources.on(device)
-            if isinstance(source, SeatSource) and not source.adopt(worker):
-                await self._move(worker)
-
-    async def _move(self, worker: Worker) -> None:
         # Where there are no turns, it would be interrupted.
         if worker is self._tried or self._lease.held or not self._lease.scheduled:
             return

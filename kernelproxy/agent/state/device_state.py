@@ -314,6 +314,7 @@ class DeviceState(SharedPages):
             session=self._session,
             device=device.torch_device,
             visible=device.visible,
+            seat=worker.in_seat,
             threads=device.threads,
             epoch=self._epoch,
             skip=list(self.deaths.skip),

@@ -103,22 +103,6 @@ class Seats:
             else:
                 return await self._fork(key, on_change)
 
-    def adopt(self, key: SeatKey, worker: Worker) -> bool:
-        """Let others share a process that has one worker, unless there is another one to share.
-
-        Returns
-        -------
-        bool
-            True if they may join it now.
-        """
-        found = self._seats.get(key)
-        shared = found is not None and (found.host() is not None or found.opening)
-        if shared or key in self._forking or not worker.can_host:
-            return False
-        worker.begin_seat(seat := WorkerSeat())
-        self._seats[key] = _Occupied(seat, [worker])
-        return True
-
     async def _fork(self, key: SeatKey, on_change: Callable[[], object]) -> Worker:
         forked = self._forking[key] = asyncio.get_running_loop().create_future()
         try:
@@ -155,7 +139,3 @@ class SeatSource:
     async def spawn(self, on_change: Callable[[], object]) -> Worker:
         """See `Seats.spawn`."""
         return await self.seats.spawn(self.key, on_change)
-
-    def adopt(self, worker: Worker) -> bool:
-        """See `Seats.adopt`."""
-        return self.seats.adopt(self.key, worker)

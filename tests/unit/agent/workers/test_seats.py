@@ -442,26 +442,6 @@ def test_a_process_is_not_killed_for_one_rank_if_another_must_not_be_lost() -> N
     play(scenario)
 
 
-def test_a_worker_that_was_alone_is_joined_by_others_if_there_is_no_other_one() -> None:
-    async def scenario() -> None:
-        async with job() as made:
-            alone = [await made.zygote.spawn(made.changed) for _ in range(2)]
-            made.workers += alone
-            assert not made.seats.adopt(made.key, alone[0])  # it has no session yet
-            for each in alone:
-                await each.open(ORDER, [], SECONDS)
-            assert [made.seats.adopt(made.key, each) for each in alone] == [True, False]
-            assert [each.in_seat for each in alone] == [True, False]
-            rank = await made.rank()
-            assert rank.pid == alone[0].pid
-            await alone[0].end(SECONDS)
-            assert await works(rank)
-            await rank.end(SECONDS)
-            assert made.seats.adopt(made.key, alone[1])
-
-    play(scenario)
-
-
 def test_without_descriptors_a_rank_gets_an_error_and_the_others_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
