@@ -81,6 +81,7 @@ std::string Decoder::parse(Reader& in, const Operator& op, uint16_t arguments, C
   static const ArgumentType unknown;
   call_ = &call;
   complaint_.clear();
+  begin_ = in.remaining();
   if (op.handle && arguments != op.arguments.size()) {
     complaint_ = "internal: " + std::to_string(arguments) + " arguments were sent, " +
                  std::to_string(op.arguments.size()) + " are expected";
@@ -180,6 +181,7 @@ c10::IValue Decoder::host_tensor(Reader& in) {
 
 void Decoder::device_tensor(Reader& in, const ArgumentType& type) {
   Operand operand;
+  operand.at = static_cast<uint32_t>(begin_ - in.remaining());
   operand.id = in.get<uint32_t>();
   operand.geometry = get_geometry(in);
   if (!in.ok()) return;
@@ -263,6 +265,7 @@ c10::IValue Decoder::value(Reader& in, const ArgumentType& type, int depth) {
     case Tag::generator: {
       const uint32_t number = in.get<uint32_t>();
       if (!in.ok() || type.kind != Kind::generator) return complain(tag);
+      call_->generators = true;
       return state_.generators.at(number);
     }
     case Tag::alias:
@@ -271,7 +274,22 @@ c10::IValue Decoder::value(Reader& in, const ArgumentType& type, int depth) {
   throw CorruptLog("a value of an unknown type");
 }
 
+void Decoder::materialise(Call& call, std::span<const c10::Storage> storages) {
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    Operand& operand = call.operands[i];
+    c10::IValue& argument = call.stack[operand.argument];
+    const Operand* same = argument.isList() ? nullptr : same_tensor(call, operand);
+    operand.tensor = same != nullptr ? same->tensor : make_tensor(storages[i], operand.geometry);
+    put(argument, operand.element, operand.tensor);
+  }
+}
+
 void Decoder::materialise(Call& call) {
+  if (state_.storages.replicas()) [[unlikely]] {
+    for (const Operand& operand : call.operands) {
+      if (operand.changed) state_.storages.prepare_change(state_.storages.at(operand.id));
+    }
+  }
   for (Operand& operand : call.operands) {
     c10::IValue& argument = call.stack[operand.argument];
     Slot& slot = state_.storages.at(operand.id);

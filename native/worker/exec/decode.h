@@ -8,6 +8,7 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
+#include <span>
 #include <string>
 
 #include "oplog/codec.h"
@@ -27,8 +28,15 @@ struct Operand {
   bool out = false;
   bool fresh = false;  // its storage was not in memory before this call
   bool part = false;   // of a sparse tensor, which is the argument
+  uint32_t at = 0;     // where the storage's number stands, from the start of the arguments
   Geometry geometry;
   at::Tensor tensor;
+
+  // True if the operator overwrites the whole storage, of that size, without reading it.
+  bool overwrites(uint64_t bytes) const {
+    return out && geometry.offset == 0 && geometry.is_contiguous() &&
+           geometry.storage_bytes() == bytes;
+  }
 };
 
 // A sparse tensor: its parts are operands, the first of them at `first`.
@@ -43,11 +51,13 @@ struct Call {
   torch::jit::Stack stack;
   c10::SmallVector<Operand, 8> operands;
   c10::SmallVector<CompoundOperand, 1> compounds;
+  bool generators = false;  // an argument is one
 
   void clear() {
     stack.clear();
     operands.clear();
     compounds.clear();
+    generators = false;
   }
 };
 
@@ -63,6 +73,8 @@ class Decoder {
   // Returns the first complaint that is an error of the call rather than a corrupt log, or "".
   std::string parse(Reader& in, const Operator& op, uint16_t arguments, Call& call);
   void materialise(Call& call);
+  // The same in other storages: one for each operand. Without sparse tensors.
+  static void materialise(Call& call, std::span<const c10::Storage> storages);
 
  private:
   c10::IValue value(Reader& in, const ArgumentType& type, int depth);
@@ -76,6 +88,7 @@ class Decoder {
   State& state_;
   Call* call_ = nullptr;
   std::string complaint_;
+  size_t begin_ = 0;  // bytes that remained before the arguments
   uint16_t argument_ = 0;
   uint16_t element_ = 0;
 };

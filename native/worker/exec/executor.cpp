@@ -272,7 +272,11 @@ bool Executor::read(Reader& in) {
   if (reports_pending(taken)) return taken;
   // If the storage has no memory yet, it takes it here, which decides what a later failure leaves
   // of it (Note [Failures]). So this also happens during replay, when the client does not wait.
-  if (slot.in_memory() && !answers_.wanted(end_)) return true;
+  const bool whole = range.offset == 0 && range.count == slot.bytes;
+  if (slot.in_memory() && !answers_.wanted(end_)) {
+    if (whole) state_.storages.note_read(slot);
+    return true;
+  }
   if (slot.life == Slot::Life::lost) {
     const std::string message = "this tensor was never computed: " + *slot.cause + " failed";
     return report({ErrorKind::lost_operand, position_, *slot.cause, message});
@@ -281,6 +285,7 @@ bool Executor::read(Reader& in) {
     refuse_skipped();
     with_room([&](bool) { state_.storages.use(slot); });
     finish_carefully();
+    if (whole) state_.storages.note_read(slot);
   } catch (const EndOfRun&) {
     throw;
   } catch (...) {
@@ -413,6 +418,7 @@ void Executor::settings(Reader& in) {
   expect_end(in);
   state_.settings = values;
   determinism_.apply(state_.settings);
+  if (splicing_) splicing_->forget_settings();
 }
 
 // ---------------------------------------------------------------- calls
@@ -425,7 +431,10 @@ bool Executor::call(Reader& in) {
   if (!in.ok()) throw CorruptLog("a call without an operator");
   const Operator& op = state_.operators.at(number);
   call_.clear();
+  const size_t before_arguments = in.remaining();
+  arguments_ = Reader(in).get_bytes(before_arguments);
   std::string complaint = decoder_.parse(in, op, arguments, call_);
+  arguments_ = arguments_.first(before_arguments - in.remaining());
   kind_ = kind_of(number, call_);
   parse_outputs(in, returns, is_request(), expected_);
   expect_end(in);
@@ -498,17 +507,11 @@ void Executor::parse_again(Reader in, const Operator& op, uint16_t arguments) {
   }
 }
 
-bool Executor::overwrites(const Operand& operand, const Slot& slot) const {
-  const Geometry& geometry = operand.geometry;
-  return operand.out && geometry.offset == 0 && geometry.is_contiguous() &&
-         geometry.storage_bytes() == slot.bytes;
-}
-
 std::shared_ptr<const std::string> Executor::missing_operand() {
   for (const Operand& operand : call_.operands) {
     const Slot& slot = state_.storages.at(operand.id);
     const bool lost = slot.life == Slot::Life::lost;
-    if ((!lost && !state_.stale(slot)) || overwrites(operand, slot)) continue;
+    if ((!lost && !state_.stale(slot)) || operand.overwrites(slot.bytes)) continue;
     return lost ? slot.cause : named(state_.pending->operation);
   }
   return nullptr;
@@ -535,6 +538,18 @@ void Executor::skip_call(const std::shared_ptr<const std::string>& cause) {
 void Executor::perform_checked(const Operator& op, Writer* answer) {
   std::optional<Repetition> repetition;
   if (before_) repetition.emplace(state_, call_, before_->bytes);
+  const CallRecordView record{op, expected_, arguments_, is_request(),
+                              (header_.flags & kGradients) != 0};
+  bool derived = false;
+  if (splicing_ && position_ >= careful_until_) [[unlikely]] {
+    derived = splicing_->derive(record, call_, determinism_.on());
+    if (derived && splicing_->find(record, call_, [&] { perform(op); })) {
+      splicing_->place_operands(call_);
+      stage_ = Stage::results;
+      splicing_->place_results(expected_);
+      return;
+    }
+  }
   decoder_.materialise(call_);
   std::optional<WriteCheck> check;
   if (state_.limits.check_writes) check.emplace(state_, call_);
@@ -552,6 +567,7 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
     check_results(answer);
     repetition->fit_operands();
     state_.diverged += repetition->diverged();
+    if (derived && !repetition->diverged()) splicing_->note(record, call_);
     return;
   }
   if (answer) {
@@ -560,6 +576,7 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
     bind_predicted(state_, call_, expected_);
   }
   check_results(answer);
+  if (derived) splicing_->note(record, call_);
 }
 
 void Executor::perform(const Operator& op) {
@@ -601,7 +618,7 @@ void Executor::check_results(Writer* answer) {
       operand.tensor.conj_physical_();
     }
     Slot& slot = state_.storages.at(operand.id);
-    const bool whole = overwrites(operand, slot);  // judged by its size before the call
+    const bool whole = operand.overwrites(slot.bytes);  // judged by its size before the call
     state_.storages.note_size(slot);
     if (whole || slot.filled < slot.bytes) Storages::revive(slot);
     if (operand.part) continue;  // the sparse tensor is described as a result

@@ -30,6 +30,7 @@
 #include "worker/exec/determinism.h"
 #include "worker/exec/outputs.h"
 #include "worker/loop/answers.h"
+#include "worker/replicas/splicing.h"
 #include "worker/state/memory_failures.h"
 #include "worker/state/state.h"
 
@@ -71,7 +72,9 @@ class Executor {
         skip_(std::move(skip)),
         careful_until_(careful_until),
         room_(std::move(room)),
-        decoder_(state) {}
+        decoder_(state) {
+    if (state.storages.replicas()) splicing_.emplace(state);
+  }
 
   // Executes the record at `position`. Throws CorruptLog. Returns false if the run is to end before
   // the client has taken the record's answer: the record then counts as not executed.
@@ -84,7 +87,10 @@ class Executor {
   void leave() { state_.generators.leave(); }
   // See Note [Deterministic recovery].
   bool deterministic() const noexcept { return determinism_.on(); }
-  void set_deterministic(bool on) { determinism_.set(on, state_.settings); }
+  void set_deterministic(bool on) {
+    determinism_.set(on, state_.settings);
+    if (splicing_) splicing_->forget_settings();
+  }
   // Fingerprint of the last record, for `Steps`: the same for the same operator on the same shapes;
   // 0 for a record that is not part of steps.
   uint64_t kind() const noexcept { return kind_; }
@@ -116,7 +122,6 @@ class Executor {
   // The operator that should have computed a lost or stale operand of the call; null if there is
   // none.
   std::shared_ptr<const std::string> missing_operand();
-  bool overwrites(const Operand& operand, const Slot& slot) const;
   void skip_call(const std::shared_ptr<const std::string>& cause);
   // Throws if the current record is not to be executed, or is to fail again.
   void refuse_skipped() const;
@@ -138,6 +143,7 @@ class Executor {
   std::function<void()> room_;
   Decoder decoder_;
   Determinism determinism_;
+  std::optional<Splicing> splicing_;  // in a seat
   // Of the current record.
   enum class Stage : uint8_t { operands, kernel, results } stage_ = Stage::operands;
   uint64_t position_ = 0;
@@ -145,6 +151,7 @@ class Executor {
   uint64_t kind_ = 0;
   RecordHeader header_{};
   Call call_;
+  std::span<const std::byte> arguments_;  // as they are encoded
   ExpectedReturns expected_;
   Writer answer_;
   std::optional<Recorded> before_;  // of a request that succeeded when it was executed before

@@ -32,6 +32,12 @@ class CorruptLog : public EndOfRun {
   using EndOfRun::EndOfRun;
 };
 
+// Bytes of which it was derived that they are equal are not (SING_CHECK_SPLICING).
+class WrongSplice : public EndOfRun {
+ public:
+  using EndOfRun::EndOfRun;
+};
+
 // Saved state that a record needs cannot be read: not a fault of the log.
 class LoadFailed : public EndOfRun {
  public:

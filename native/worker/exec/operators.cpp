@@ -79,6 +79,13 @@ ArgumentType type_of(const c10::Argument& argument) {
 // `out=` forms that leave bytes of their output unchanged.
 bool keeps_out(std::string_view name) { return name.find("empty") != std::string_view::npos; }
 
+// True if results and changes depend on nothing but the operands and torch's settings. Operators
+// of libraries may do anything; bytes that nothing has defined differ each time.
+bool is_determined(const Operator& op, const Row& row) {
+  return op.name.starts_with("aten::") && !row.changes_any && !op.draws && !op.unknown &&
+         !op.inexact && !keeps_out(op.name) && op.name.find("resize") == std::string::npos;
+}
+
 // Marks the arguments that a call may change: those that the schema or torch's list of exceptions
 // names. The schemas of third-party operators (and of collectives) are not trusted.
 void mark_changed(const Operator& op, const Row& row, std::vector<ArgumentType>& arguments) {
@@ -122,6 +129,7 @@ void Operators::define(uint32_t number, std::string name, std::string overload) 
     op.unknown = !software_ && !op.name.starts_with("aten::") && !op.name.starts_with("sing::");
     op.draws = op.name == "sing::run_graph" || op.handle->hasTag(at::Tag::nondeterministic_seeded);
     if (software_) op.sharing = row.sharing;
+    op.determined = software_ && is_determined(op, row);
     op.substitute = software_ ? row.substitute : row.gpu_substitute;
   }
   if (number >= operators_.size()) operators_.resize(number + 1);

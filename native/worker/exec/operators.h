@@ -50,6 +50,8 @@ struct Operator {
   bool inexact = false;  // may give other bytes each time: ops/inexact.h
   bool unknown = false;  // of another library, on a GPU: nothing is known of that
   bool draws = false;    // it may draw random numbers
+  // Equal operands give equal results and changes: see Note [Replicas].
+  bool determined = false;
 };
 
 // Limits on a log. No restriction, except for the fuzzer, which must not run the operators that it
@@ -59,6 +61,7 @@ struct Limits {
   Allowed allowed = nullptr;         // true for operators that exist; null: all of this torch
   int64_t elements_max = INT64_MAX;  // of an operand
   bool check_writes = false;         // check that calls change only what their write sets name
+  bool check_splicing = false;       // compare bytes that are held once: see Note [Replicas]
   uint64_t piece_bytes = 4 << 20;    // bytes copied at once between a storage and the arena
   uint64_t mapped_bytes = 1 << 20;   // extents of this size are mapped, not copied, when loaded
 };

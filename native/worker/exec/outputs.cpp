@@ -1,6 +1,7 @@
 #include "worker/exec/outputs.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -97,11 +98,12 @@ void bind_copy(State& state, const Expected& expected, const at::Tensor& tensor)
   Storages::revive(slot);
 }
 
-void bind_one(State& state, const Call& call, const Expected& expected, const at::Tensor& tensor) {
-  if (expected.kind == Kind::none) return;
+// Returns true if there is a tensor to bind.
+bool check_expected(const Expected& expected, const at::Tensor& tensor) {
+  if (expected.kind == Kind::none) return false;
   if (expected.kind == Kind::undefined) {
     TORCH_CHECK(!tensor.defined(), "internal: a result was not expected");
-    return;
+    return false;
   }
   TORCH_CHECK(tensor.defined(), "internal: an expected result is undefined");
   check_strided(tensor);
@@ -109,17 +111,25 @@ void bind_one(State& state, const Call& call, const Expected& expected, const at
                   tensor.sizes() == c10::IntArrayRef(expected.geometry.sizes),
               "internal: the result is ", tensor.scalar_type(), tensor.sizes(), ", expected was ",
               expected.geometry.dtype, c10::IntArrayRef(expected.geometry.sizes));
+  return true;
+}
+
+// True if the result lies in this storage as expected.
+bool lies_in(const c10::Storage& storage, const Expected& expected, const at::Tensor& tensor) {
+  return storage.is_alias_of(tensor.storage()) &&
+         tensor.strides() == c10::IntArrayRef(expected.geometry.strides) &&
+         tensor.storage_offset() == expected.geometry.offset &&
+         (tensor_flags(tensor) & kMarks) == marks_of(expected.geometry);
+}
+
+void bind_one(State& state, const Call& call, const Expected& expected, const at::Tensor& tensor) {
+  if (!check_expected(expected, tensor)) return;
   if (expected.kind == Kind::alias) {
     Slot& slot = state.storages.at(expected.id);
     if (expected.geometry.storage_bytes() > slot.bytes) {
       throw CorruptLog("an output reaches beyond its storage");
     }
-    if (slot.storage && slot.storage.is_alias_of(tensor.storage()) &&
-        tensor.strides() == c10::IntArrayRef(expected.geometry.strides) &&
-        tensor.storage_offset() == expected.geometry.offset &&
-        (tensor_flags(tensor) & kMarks) == marks_of(expected.geometry)) {
-      return;
-    }
+    if (slot.storage && lies_in(slot.storage, expected, tensor)) return;
     const c10::Storage& storage = state.storages.use(slot);
     state.storages.touch(slot);
     make_tensor(storage, expected.geometry).copy_(tensor);
@@ -262,21 +272,58 @@ void lose_outputs(State& state, const ExpectedReturns& expected,
   }
 }
 
-void bind_predicted(State& state, const Call& call, const ExpectedReturns& expected) {
+namespace {
+
+// Calls `each` for the items of a call with predicted results.
+template <class Each>
+void for_each_item(const Call& call, const ExpectedReturns& expected, const Each& each) {
   for (size_t i = 0; i < expected.returns.size(); ++i) {
     const auto items = expected.of(expected.returns[i]);
     const c10::IValue& result = call.stack[i];
     if (!expected.returns[i].list) {
-      if (items[0].kind != Kind::none) bind_one(state, call, items[0], tensor_of(result));
+      if (items[0].kind != Kind::none) each(items[0], tensor_of(result));
       continue;
     }
     TORCH_CHECK(is_tensor_list(result), "internal: the result is no list of tensors");
     const auto results = result.toListRef();
     TORCH_CHECK(results.size() == items.size(), "internal: the result has ", results.size(),
                 " tensors, expected were ", items.size());
-    for (size_t k = 0; k < items.size(); ++k)
-      bind_one(state, call, items[k], tensor_of(results[k]));
+    for (size_t k = 0; k < items.size(); ++k) each(items[k], tensor_of(results[k]));
   }
+}
+
+}  // namespace
+
+void bind_predicted(State& state, const Call& call, const ExpectedReturns& expected) {
+  for_each_item(call, expected, [&](const Expected& item, const at::Tensor& tensor) {
+    bind_one(state, call, item, tensor);
+  });
+}
+
+std::vector<c10::Storage> results_of(const Call& call, const ExpectedReturns& expected,
+                                     c10::Device device) {
+  std::vector<c10::Storage> storages(expected.items.size());
+  for_each_item(call, expected, [&](const Expected& item, const at::Tensor& tensor) {
+    if (!check_expected(item, tensor)) return;
+    if (item.kind == Kind::alias) {
+      for (const Operand& operand : call.operands) {
+        if (operand.id != item.id) continue;
+        const c10::Storage& storage = operand.tensor.storage();
+        if (!lies_in(storage, item, tensor)) make_tensor(storage, item.geometry).copy_(tensor);
+        return;
+      }
+      return;
+    }
+    c10::Storage& storage = storages[static_cast<size_t>(&item - expected.items.data())];
+    if (lies_as(tensor, item, device) && aliased_operand(call, tensor) == nullptr) {
+      storage = tensor.storage();
+      return;
+    }
+    storage = at::empty({static_cast<int64_t>(item.bytes)}, at::kByte).storage();
+    const Geometry& to = item.geometry;
+    make_tensor(storage, {to.dtype, marks_of(to), to.offset, to.sizes, to.strides}).copy_(tensor);
+  });
+  return storages;
 }
 
 void bind_and_describe(State& state, const Call& call, const ExpectedReturns& expected,

@@ -59,6 +59,11 @@ void lose_outputs(State& state, const ExpectedReturns& expected,
 // is an error.
 void bind_predicted(State& state, const Call& call, const ExpectedReturns& expected);
 
+// Returns the storages of results whose geometry was predicted, item by item, without binding them;
+// none for an alias, whose bytes are in place then.
+std::vector<c10::Storage> results_of(const Call& call, const ExpectedReturns& expected,
+                                     c10::Device device);
+
 // Binds results of unknown geometry and describes them for the answer.
 void bind_and_describe(State& state, const Call& call, const ExpectedReturns& expected,
                        Writer& answer);

@@ -80,7 +80,7 @@ Session::Session(const SessionFiles& files, const SessionOptions& options)
       own_helpers_(options.threads),
       helpers_(seat_ ? seat_->helpers() : own_helpers_),
       orders_(*worker_, seat_ ? [seat = seat_] { seat->notify(); } : std::function<void()>()),
-      state_(options.device, &agent_->memory_granted, options.limits),
+      state_(options.device, &agent_->memory_granted, options.limits, options.replicas),
       snapshots_(state_, files.arena, *agent_, orders_, options.epoch),
       answers_(*client_, worker_, orders_, {log_.data(), log_.size()}, &state_.exactness),
       memory_failures_(*worker_, *agent_),

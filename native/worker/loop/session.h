@@ -46,6 +46,8 @@ struct SessionOptions {
   // Makes other workers give back device memory. Called by the main thread while it executes.
   std::function<void()> room;
   Limits limits;
+  // What it holds together with other sessions of this process; null: nothing.
+  Replicas* replicas = nullptr;
 };
 
 // To be called by a thread that is to execute records, with the number of compute threads of a

@@ -19,10 +19,12 @@ namespace sing {
 struct State {
   static constexpr size_t kEventsMax = 1 << 20;
 
-  State(c10::Device device, const Word<uint64_t>* granted, Limits limits = {})
+  // `replicas`: of the seat in which this session is executed; null: none.
+  State(c10::Device device, const Word<uint64_t>* granted, Limits limits = {},
+        Replicas* replicas = nullptr)
       : device(device),
         limits(limits),
-        storages(device, granted),
+        storages(device, granted, replicas, limits.check_splicing),
         operators(device.type() == c10::DeviceType::CPU, limits.allowed),
         generators(device) {
     if (!device.is_cpu()) time.emplace(device);

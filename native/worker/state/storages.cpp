@@ -49,10 +49,19 @@ at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t count
   return tensor;
 }
 
-Storages::Storages(c10::Device device, const Word<uint64_t>* granted)
+c10::Storage fresh_storage(c10::Allocator* allocator, uint64_t bytes) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator,
+                      /*resizable=*/true);
+}
+
+Storages::Storages(c10::Device device, const Word<uint64_t>* granted, Replicas* replicas,
+                   bool check_splicing)
     : device_(device),
       allocator_(is_host(device) ? c10::GetCPUAllocator() : c10::GetAllocator(device.type())),
-      granted_(granted) {}
+      granted_(granted),
+      replicas_(replicas),
+      session_(replicas ? replicas->join() : 0),
+      check_splicing_(check_splicing) {}
 
 Slot& Storages::at(uint32_t id) {
   if (id >= slots_.size() || slots_[id].life == Slot::Life::none) {
@@ -144,7 +153,7 @@ void Storages::release(Slot& slot) noexcept {
   forget_saved(slot);
   if (slot.transfer && !slot.transfer->finished()) {
     if (slot.storage) {
-      held_.push_back({std::move(slot.transfer), slot.charged});
+      held_.push_back({std::move(slot.transfer), slot.charged, std::move(slot.share)});
       slot.charged = 0;
     } else {
       slot.transfer->owner.drop(slot.transfer);
@@ -190,6 +199,7 @@ void Storages::allocate(uint32_t id, uint64_t bytes) {
   release(fresh);
   fresh.life = Slot::Life::live;
   fresh.bytes = bytes;
+  if (replicas_) fresh.content = ContentId::zeros(bytes);
 }
 
 void Storages::free(uint32_t id) {
@@ -237,6 +247,7 @@ void Storages::resize(uint32_t id, uint64_t bytes) {
   if (!old.in_memory()) {
     old.bytes = bytes;
     old.filled = std::min(old.filled, bytes);
+    if (replicas_) old.content = ContentId::zeros(bytes);
     return;
   }
   use_raw(old);
@@ -299,6 +310,8 @@ void Storages::note_size(Slot& slot) {
 }
 
 void Storages::write(Slot& slot, uint64_t offset, std::span<const std::byte> bytes) {
+  if (replicas_) [[unlikely]]
+    return write_in_seat(slot, offset, bytes);
   // A lost storage is valid again once it was written from the first byte to the last.
   if (slot.life == Slot::Life::lost && offset > slot.filled) return;
   if (offset > slot.filled) {
@@ -328,6 +341,8 @@ void Storages::restore(Slot& slot, Extent extent, const Loading& load) {
   c10::Storage storage;
   std::swap(storage, slot.storage);
   note_saved(slot, extent, load(std::move(storage), extent));
+  slot.content = {};
+  slot.findable = true;
 }
 
 void Storages::restore(uint32_t id, Slot&& slot) {

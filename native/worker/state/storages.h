@@ -17,6 +17,7 @@
 
 #include "oplog/layout.h"
 #include "worker/exec/failures.h"
+#include "worker/replicas/replicas.h"
 #include "worker/snapshot/rhythm.h"
 #include "worker/snapshot/transfers.h"
 
@@ -35,6 +36,8 @@ void copy_out(const c10::Storage& storage, uint64_t offset, std::span<std::byte>
 // Allocates host memory that the device can access directly, without the CPU (pinned memory).
 at::Tensor pinned_bytes(uint64_t count);
 std::span<std::byte> span_of(const at::Tensor& bytes);
+// Takes memory that no session counts; its bytes are undefined.
+c10::Storage fresh_storage(c10::Allocator* allocator, uint64_t bytes);
 
 struct Slot {
   enum class Life : uint8_t { none = 0, live = 1, lost = 2 };
@@ -53,6 +56,13 @@ struct Slot {
   uint64_t used = 0;     // position of the record that used it last
   uint64_t changed = 0;  // position of the record that changed it last
   uint32_t changes = 0;
+  // In a seat: see Note [Replicas].
+  ContentId content;      // of its bytes; none: unknown
+  Share share;            // its part of the version that it owns
+  uint64_t uploaded = 0;  // bytes from the start that were written one piece after the other
+  bool findable = false;  // unknown, but worth finding from the bytes: they were saved
+  uint64_t call = 0;      // the last call with this operand, counted
+  uint32_t place = 0;     // of its first operand in that call
 
   // True if it takes device memory; its bytes may still be in transfer.
   bool in_memory() const { return storage || transfer; }
@@ -65,8 +75,10 @@ class Storages {
   // Copying smaller ones takes no noticeable time.
   static constexpr uint64_t kLargeBytes = 64 << 10;
 
-  // `granted`: device bytes that the session may use (null: no limit).
-  Storages(c10::Device device, const Word<uint64_t>* granted);
+  // `granted`: device bytes that the session may use (null: no limit). `replicas`: of the seat
+  // (null: none); `check_splicing`: see Limits.
+  Storages(c10::Device device, const Word<uint64_t>* granted, Replicas* replicas = nullptr,
+           bool check_splicing = false);
 
   // Throws CorruptLog if there is no such storage.
   Slot& at(uint32_t id);
@@ -91,6 +103,8 @@ class Storages {
     slot.changed = position_;
     if (++slot.changes > 1 && slot.charged >= kLargeBytes) rhythm_.changed_again();
     if (slot.transfer) await_saved(slot);
+    if (replicas_) [[unlikely]]
+      forget_content(slot);
   }
   // Its bytes no longer equal those of its extent, or are about to change.
   void detach(Slot& slot);
@@ -134,6 +148,29 @@ class Storages {
   void sweep() noexcept;
   bool holds_freed() const noexcept { return !held_.empty(); }
 
+  // --- in a seat, see Note [Replicas]; defined in worker/replicas/contents.cpp ---
+  Replicas* replicas() const noexcept { return replicas_; }
+  uint32_t session() const noexcept { return session_; }
+  // Returns the content; finds it from the bytes if it is unknown and that is worth it.
+  const ContentId& content(Slot& slot);
+  // Before the bytes of an operand change: they are no version any more. Its storage may be another
+  // one afterwards.
+  void prepare_change(Slot& slot);
+  // To be called after the bytes were changed: what they are. They become a version, or their
+  // storage is replaced by that of the version that exists.
+  // `of_bytes`: the id is the hash of the bytes.
+  void note_content(Slot& slot, const ContentId& id, bool of_bytes = false);
+  // To be called when the bytes are read as a whole: others may upload them.
+  void note_read(Slot& slot);
+  // Makes the slot an owner of a version, as if its bytes had been changed to these.
+  void splice(Slot& slot, Share share);
+  // The same for a new number. Throws as bind() does.
+  void bind(uint32_t id, Share share);
+  // Throws WrongSplice if the bytes differ from those of the version.
+  void check_splice(const Share& share, std::span<const std::byte> bytes,
+                    const std::string& operation) const;
+  bool checks_splicing() const noexcept { return check_splicing_; }
+
   // --- for snapshots, while no record is executed ---
   std::vector<Slot>& all() { return slots_; }
   void note_saved(Slot& slot, Extent extent, TransferPtr transfer);
@@ -158,6 +195,7 @@ class Storages {
   struct Held {
     TransferPtr transfer;
     uint64_t charged;
+    Share share;
   };
 
   uint64_t granted() const noexcept {
@@ -169,12 +207,18 @@ class Storages {
   void await_loaded(Slot& slot);
   void await_saved(Slot& slot);
   void release(Slot& slot) noexcept;
+  void forget_content(Slot& slot);
+  void own_alone(Slot& slot, bool copied);
+  void write_in_seat(Slot& slot, uint64_t offset, std::span<const std::byte> bytes);
 
   c10::Device device_;
   c10::Allocator* allocator_;
   const Arena* arena_ = nullptr;
   uint64_t mapped_bytes_min_ = 0;
   const Word<uint64_t>* granted_;
+  Replicas* replicas_;
+  const uint32_t session_;  // its number in the seat
+  const bool check_splicing_;
   bool enforced_ = true;
   bool lenient_ = false;    // see Note [Overdraft]
   uint64_t overdrawn_ = 0;  // bytes beyond the grant

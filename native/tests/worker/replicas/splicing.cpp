@@ -1,0 +1,273 @@
+// Equal bytes are held once, and calls that make them are executed once.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/add.h>
+#include <torch/library.h>
+
+#include "oplog/settings.h"
+#include "tests/worker/replicas/seat.h"
+
+using namespace sing;
+using namespace sing::test;
+
+namespace {
+
+constexpr uint64_t kBytes = Rank::kCount * sizeof(float);
+
+// An operator that breaks the rule: its result is another one each time.
+at::Tensor undetermined(const at::Tensor& tensor) {
+  static int calls = 0;
+  return tensor.add(++calls);
+}
+
+TORCH_LIBRARY_FRAGMENT(aten, library) {
+  library.def("sing_test_undetermined(Tensor self) -> Tensor");
+  library.impl("sing_test_undetermined", c10::DispatchKey::CPU, TORCH_FN(undetermined));
+}
+
+void call_undetermined(Rank& rank) {
+  const uint32_t op = rank.host.define("aten::sing_test_undetermined");
+  const Tensor operand = rank.constant(1), result{rank.host.next_id(), {Rank::kCount}};
+  rank.host.call(CallRecord(op, 1, 1).tensor(operand).returns(result));
+}
+
+// The run ends at the position of the record.
+void expect_stopped(Rank& rank, const std::string& operation) {
+  const std::string text = rank.host.corruption();
+  const uint64_t position = rank.host.worker().consumed.load();
+  EXPECT_EQ(text, "bytes that should be equal are not: " + operation + ", at position " +
+                      std::to_string(position));
+}
+
+}  // namespace
+
+TEST(splicing_holds_equal_uploads_once) {
+  Seat seat(3);
+  std::vector<Tensor> tensors;
+  seat.each([&](Rank& rank) { tensors.push_back(rank.constant(2)); });
+  EXPECT_EQ(seat.figures().uploads_shared, uint64_t{2});
+  EXPECT_EQ(seat.figures().bytes_shared, 2 * kBytes);
+  const Tensor other = seat[1].constant(3);
+  EXPECT_EQ(seat[1].value(other), 3.0f);
+  EXPECT_EQ(seat.figures().bytes_shared, 2 * kBytes);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(seat[i].value(tensors[i]), 2.0f);
+}
+
+TEST(splicing_executes_calls_on_equal_operands_once) {
+  Seat seat(4);
+  std::vector<std::vector<Tensor>> all;
+  seat.each([&](Rank& rank) {
+    // The numbers of storages differ between ranks.
+    for (size_t i = 0; i < all.size(); ++i) rank.host.next_id();
+    std::vector<Tensor> weights{rank.constant(1), rank.constant(2, 70'000)};
+    const std::vector<Tensor> steps{rank.constant(10), rank.constant(20, 70'000)};
+    rank.add(weights, steps, 0.5);
+    const Tensor result = rank.multiply(weights[0], weights[0]);
+    weights.push_back(result);
+    all.push_back(weights);
+  });
+  EXPECT_EQ(seat.figures().executed, uint64_t{2});
+  EXPECT_EQ(seat.figures().squashed, uint64_t{6});
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(seat[i].value(all[i][0]), 6.0f);
+    EXPECT_EQ(seat[i].value(all[i][1]), 12.0f);
+    EXPECT_EQ(seat[i].value(all[i][2]), 36.0f);
+  }
+}
+
+TEST(splicing_executes_what_differs) {
+  Seat seat(3);
+  const float values[] = {3, 4, 3};
+  const double factors[] = {2, 2, 5};
+  for (size_t i = 0; i < 3; ++i) {
+    const Tensor weight = seat[i].constant(values[i]);
+    seat[i].scale({weight}, factors[i]);
+    EXPECT_EQ(seat[i].value(weight), static_cast<float>(values[i] * factors[i]));
+  }
+  EXPECT_EQ(seat.figures().squashed, uint64_t{0});
+  EXPECT_EQ(seat.figures().executed, uint64_t{3});
+}
+
+TEST(splicing_tells_views_and_shared_storages_apart) {
+  Seat seat(2);
+  // b[1:] += b[:-1] is another call than b[1:] += c[:-1].
+  std::vector<std::vector<float>> results;
+  seat.each([&](Rank& rank) {
+    const uint32_t add = rank.host.define("aten::add_", "Tensor");
+    const Tensor to = rank.host.upload({1, 2, 3, 4}, {4});
+    const Tensor from = results.empty() ? to : rank.host.upload({1, 2, 3, 4}, {4});
+    Geometry target = contiguous(to);
+    target.sizes = {2};
+    Geometry source = target;
+    target.offset = 2;
+    rank.host.call(CallRecord(add, 3, 1)
+                       .tensor(to.id, target)
+                       .tensor(from.id, source)
+                       .integer(1)
+                       .returns_nothing());
+    results.push_back(rank.host.values(to));
+  });
+  EXPECT_EQ(seat.figures().squashed, uint64_t{0});
+  EXPECT_EQ(results[0], (std::vector<float>{1, 2, 4, 6}));
+  EXPECT_EQ(results[1], results[0]);
+}
+
+TEST(splicing_depends_on_settings) {
+  Seat seat(2);
+  seat.each([&](Rank& rank) {
+    Settings settings{};
+    read_settings(settings);
+    settings[3] = &rank == seat.ranks[1].get();  // the precision of products
+    Writer record;
+    put_settings(record, settings);
+    rank.host.append(RecordKind::settings, 0, record);
+    const Tensor tensor = rank.constant(1);
+    rank.scale({tensor}, 2);
+  });
+  EXPECT_EQ(seat.figures().squashed, uint64_t{0});
+  EXPECT_EQ(seat.figures().executed, uint64_t{2});
+  Settings initial{};
+  read_settings(initial);
+  initial[3] = 0;
+  apply_settings(initial);
+}
+
+TEST(splicing_knows_no_random_numbers) {
+  Seat seat(2);
+  seat.each([&](Rank& rank) {
+    rank.host.generator(1, GeneratorAction::seed, 5);
+    const Tensor tensor = rank.constant(0);
+    rank.host.call(CallRecord(rank.normal, 4, 1)
+                       .tensor(tensor)
+                       .real(0)
+                       .real(1)
+                       .generator(1)
+                       .returns_nothing());
+    rank.scale({tensor}, 2);
+  });
+  EXPECT_EQ(seat.figures().squashed, uint64_t{0});
+  EXPECT_EQ(seat.figures().executed, uint64_t{0});
+  EXPECT_EQ(seat.figures().bytes_shared, uint64_t{0});
+}
+
+TEST(splicing_finds_what_was_read_and_uploaded) {
+  Seat seat(3);
+  std::vector<Tensor> weights;
+  seat.each([&](Rank& rank) {
+    if (weights.empty()) {
+      // Random, so unknown, until it is read for the others.
+      weights.push_back(rank.constant(0));
+      rank.host.generator(1, GeneratorAction::seed, 5);
+      rank.host.call(CallRecord(rank.normal, 4, 1)
+                         .tensor(weights[0])
+                         .real(0)
+                         .real(1)
+                         .generator(1)
+                         .returns_nothing());
+    } else {
+      weights.push_back(rank.host.upload(seat[0].host.values(weights[0]), {Rank::kCount}));
+    }
+  });
+  EXPECT_EQ(seat.figures().bytes_shared, 2 * kBytes);
+  // Computed, so known by another id; it stays equal for those that do not read it.
+  size_t at = 0;
+  seat.each([&](Rank& rank) { rank.scale({weights[at++]}, 2); });
+  EXPECT_EQ(seat.figures().squashed, uint64_t{2});
+  const auto values = seat[1].host.values(weights[1]);
+  const Tensor again = seat[2].host.upload(values, {Rank::kCount});
+  seat[2].host.wait_consumed();
+  at = 0;
+  seat.each([&](Rank& rank) { rank.scale({weights[at++]}, 2); });
+  EXPECT_EQ(seat.figures().squashed, uint64_t{4});
+  EXPECT_EQ(seat[2].host.values(again), values);
+}
+
+TEST(splicing_knows_uploads_in_pieces) {
+  Seat seat(2);
+  std::vector<Tensor> tensors;
+  const std::vector<float> values(Rank::kCount, 7);
+  seat.each([&](Rank& rank) {
+    const Tensor tensor = rank.host.allocate({Rank::kCount});
+    // In other pieces.
+    const uint64_t piece = tensors.empty() ? 4096 : 12'000;
+    for (uint64_t at = 0; at < kBytes; at += piece) {
+      Writer record = read_payload(tensor.id, at, std::min(piece, kBytes - at));
+      record.put_bytes(reinterpret_cast<const std::byte*>(values.data()) + at,
+                       std::min(piece, kBytes - at));
+      rank.host.append(RecordKind::write, 0, record);
+    }
+    tensors.push_back(tensor);
+  });
+  EXPECT_EQ(seat.figures().bytes_shared, kBytes);
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(seat[i].value(tensors[i]), 7.0f);
+}
+
+TEST(splicing_knows_results_of_requests) {
+  Seat seat(2);
+  std::vector<Tensor> results;
+  seat.each([&](Rank& rank) {
+    const Tensor a = rank.constant(3), b = rank.constant(5);
+    if (results.empty()) {
+      const uint32_t id = rank.host.next_id();
+      CallRecord call(rank.mul, 2, 1);
+      EXPECT(rank.host.request_recorded(call.tensor(a).tensor(b).returns_number(id)).ok());
+      results.push_back({id, {Rank::kCount}});
+    } else {
+      results.push_back(rank.multiply(a, b));
+    }
+  });
+  EXPECT_EQ(seat.figures().squashed, uint64_t{1});
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(seat[i].value(results[i]), 15.0f);
+}
+
+TEST(splicing_reports_failures_of_each_rank) {
+  Seat seat(2);
+  seat.each([&](Rank& rank) {
+    const uint32_t gather = rank.host.define("aten::gather");
+    const Tensor from = rank.constant(3);
+    const Tensor index = rank.host.upload_indices({int64_t{1} << 30}, {1});
+    const Tensor result{rank.host.next_id(), {1}};
+    rank.host.call(CallRecord(gather, 4, 1)
+                       .tensor(from)
+                       .integer(0)
+                       .tensor(index)
+                       .boolean(false)
+                       .returns(result));
+    EXPECT_EQ(rank.host.synchronize().operation(), "aten::gather");
+    EXPECT_EQ(rank.host.read(result).kind(), ErrorKind::lost_operand);
+  });
+  EXPECT_EQ(seat.figures().squashed, uint64_t{0});
+}
+
+TEST(splicing_counts_memory_as_without_it) {
+  const auto resident = [](Rank& rank) {
+    const Tensor weight = rank.constant(3);
+    const Tensor zeros = rank.host.allocate({Rank::kCount});
+    rank.multiply(weight, zeros);
+    rank.scale({weight}, 2);
+    rank.host.wait_consumed();
+    return rank.host.worker().memory_resident.load();
+  };
+  Rank alone(nullptr);
+  const uint64_t expected = resident(alone);
+  Seat seat(2);
+  EXPECT_EQ(resident(seat[0]), expected);
+  EXPECT_EQ(resident(seat[1]), expected);
+  EXPECT_EQ(seat.figures().squashed, uint64_t{2});
+}
+
+TEST(splicing_checks_uploads) {
+  // A hash that takes all bytes of one size for the same.
+  Seat seat(2, [](std::span<const std::byte> bytes) { return ContentId{2, bytes.size()}; });
+  seat[0].constant(1);
+  seat[0].host.wait_consumed();
+  seat[1].constant(2);
+  expect_stopped(seat[1], "a copy to the device");
+}
+
+TEST(splicing_checks_calls_that_it_does_not_execute) {
+  Seat seat(2);
+  call_undetermined(seat[0]);
+  seat[0].host.wait_consumed();
+  call_undetermined(seat[1]);
+  expect_stopped(seat[1], "aten::sing_test_undetermined");
+}

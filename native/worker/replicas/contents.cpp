@@ -1,0 +1,170 @@
+// What the storages of a session hold together with others: members of Storages.
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "worker/state/mapped.h"
+#include "worker/state/storages.h"
+
+namespace sing {
+
+namespace {
+
+constexpr uint64_t kPlainCopyBytes = 256 << 10;  // above, torch's threads help
+
+std::span<const std::byte> span_of(const c10::Storage& storage) {
+  return {static_cast<const std::byte*>(storage.data()), storage.nbytes()};
+}
+
+void copy(const c10::Storage& from, const c10::Storage& to, uint64_t bytes) {
+  if (bytes <= kPlainCopyBytes) {
+    std::memcpy(to.mutable_data(), from.data(), bytes);
+  } else {
+    bytes_of(to, 0, bytes).copy_(bytes_of(from, 0, bytes));
+  }
+}
+
+}  // namespace
+
+const ContentId& Storages::content(Slot& slot) {
+  if (!slot.content && slot.findable) {
+    use(slot);
+    note_content(slot, replicas_->hash(span_of(slot.storage)), /*of_bytes=*/true);
+  }
+  return slot.content;
+}
+
+void Storages::prepare_change(Slot& slot) {
+  if (slot.share) own_alone(slot, /*copied=*/true);
+}
+
+void Storages::forget_content(Slot& slot) {
+  slot.content = {};
+  slot.uploaded = 0;
+  slot.findable = false;
+  if (slot.share) own_alone(slot, /*copied=*/true);
+}
+
+// Here is decided what happens when an owner changes bytes that others still need: it takes memory
+// of its own. Until the others have changed theirs, too, both versions exist.
+void Storages::own_alone(Slot& slot, bool copied) {
+  // A snapshot may be saving the version, which its next owner could change.
+  if (slot.transfer) await_saved(slot);
+  if (slot.share.leave_if_alone()) return;
+  c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
+  if (copied) copy(slot.storage, fresh, slot.bytes);
+  slot.storage = std::move(fresh);
+  slot.share.reset();
+}
+
+// Bytes in the arena may be freed when this session does not need them any more: only its own
+// storages refer to them.
+void Storages::note_content(Slot& slot, const ContentId& id, bool of_bytes) {
+  slot.content = id;
+  slot.findable = false;
+  if (slot.bytes == 0 || !slot.storage || slot.filled < slot.bytes ||
+      slot.storage.nbytes() != slot.bytes) {
+    return;
+  }
+  slot.share = is_mapped(slot.storage)
+                   ? replicas_->find(slot.content, session_)
+                   : replicas_->enter(slot.content, session_, slot.storage, of_bytes);
+  if (!slot.share) return;
+  if (slot.storage.is_alias_of(slot.share.storage())) return;
+  check_splice(slot.share, span_of(slot.storage), "a result");
+  slot.storage = slot.share.storage();
+}
+
+void Storages::note_read(Slot& slot) {
+  if (!replicas_ || slot.bytes == 0 || slot.life != Slot::Life::live) return;
+  use(slot);
+  if (slot.storage.nbytes() != slot.bytes || is_mapped(slot.storage)) return;
+  if (!slot.share && slot.content) note_content(slot, slot.content);
+  if (slot.share ? replicas_->is_hashed(slot.share) : static_cast<bool>(slot.content)) return;
+  const ContentId id = replicas_->hash(span_of(slot.storage));
+  if (slot.share) {
+    replicas_->also(slot.share, id);
+  } else {
+    note_content(slot, id, /*of_bytes=*/true);
+  }
+}
+
+void Storages::splice(Slot& slot, Share share) {
+  slot.used = slot.changed = position_;
+  if (slot.transfer && slot.storage) {
+    await_saved(slot);
+  } else if (slot.transfer) {
+    slot.transfer->owner.drop(slot.transfer);  // need not be loaded any more
+  } else if (!slot.storage) {
+    charge(slot.bytes);
+    slot.charged = slot.bytes;
+  }
+  slot.transfer.reset();
+  forget_saved(slot);
+  if (++slot.changes > 1 && slot.charged >= kLargeBytes) rhythm_.changed_again();
+  slot.storage = share.storage();
+  slot.content = share.id();
+  slot.share = std::move(share);
+  slot.uploaded = 0;
+  slot.findable = false;
+  revive(slot);
+}
+
+void Storages::bind(uint32_t id, Share share) {
+  bind(id, share.storage(), share.storage().nbytes());
+  slots_[id].content = share.id();
+  slots_[id].share = std::move(share);
+}
+
+void Storages::write_in_seat(Slot& slot, uint64_t offset, std::span<const std::byte> bytes) {
+  const bool lost = slot.life == Slot::Life::lost;
+  if (lost && offset > slot.filled) return;
+  if (offset == 0 && bytes.size() == slot.bytes && !bytes.empty()) {
+    ContentId id = replicas_->hash(bytes);
+    if (Share share = replicas_->find(id, session_)) {
+      check_splice(share, bytes, "a copy to the device");
+      replicas_->count_upload();
+      return splice(slot, std::move(share));
+    }
+    use_raw(slot);
+    if (slot.share) own_alone(slot, /*copied=*/false);
+    touch(slot);
+    copy_in(slot.storage, 0, bytes);
+    revive(slot);
+    return note_content(slot, id, /*of_bytes=*/true);
+  }
+  const ContentId before = lost ? ContentId() : slot.content;
+  const bool follows = offset == 0 || offset == slot.uploaded;
+  const uint64_t uploaded = follows ? offset + bytes.size() : 0;
+  if (offset > slot.filled) {
+    use(slot);
+  } else {
+    use_raw(slot);
+  }
+  touch(slot);
+  copy_in(slot.storage, offset, bytes);
+  slot.filled = std::max(slot.filled, offset + bytes.size());
+  if (slot.filled == slot.bytes) revive(slot);
+  slot.uploaded = uploaded;
+  if (uploaded == slot.bytes) {
+    note_content(slot, replicas_->hash(span_of(slot.storage)), /*of_bytes=*/true);
+  } else if (before && !bytes.empty()) {
+    const ContentId part = replicas_->hash(bytes);
+    note_content(slot, hash({before.high, before.low, offset, bytes.size(), part.high, part.low},
+                            Hashed::part));
+  }
+}
+
+void Storages::check_splice(const Share& share, std::span<const std::byte> bytes,
+                            const std::string& operation) const {
+  if (!check_splicing_) return;
+  const auto held = span_of(share.storage());
+  if (held.size() == bytes.size() && std::memcmp(held.data(), bytes.data(), held.size()) == 0) {
+    return;
+  }
+  throw WrongSplice("bytes that should be equal are not: " + operation + ", at position " +
+                    std::to_string(position_));
+}
+
+}  // namespace sing

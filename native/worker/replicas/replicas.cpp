@@ -1,0 +1,95 @@
+#include "worker/replicas/replicas.h"
+
+#include <algorithm>
+#include <memory>
+
+namespace sing {
+
+Share::Share(const Share& other) : version_(other.version_), session_(other.session_) {
+  if (!version_) return;
+  std::lock_guard lock(version_->table.mutex_);
+  version_->owners.push_back(session_);
+}
+
+bool Share::leave(bool only_alone) noexcept {
+  Replicas& table = version_->table;
+  {
+    std::lock_guard lock(table.mutex_);
+    auto& owners = version_->owners;
+    if (owners.size() > 1) {
+      if (only_alone) return false;
+      owners.erase(std::find(owners.begin(), owners.end(), session_));
+      const bool last = std::find(owners.begin(), owners.end(), session_) == owners.end();
+      if (last) table.bytes_shared_ -= version_->bytes;
+      version_ = nullptr;
+      return false;
+    }
+    table.versions_.erase(version_->id);
+    if (version_->hashed) table.versions_.erase(version_->hashed);
+    --table.count_;
+  }
+  // After the lock was released: freeing large storages takes a while.
+  delete std::exchange(version_, nullptr);
+  return true;
+}
+
+Replicas::Version* Replicas::own(ContentId& id, uint32_t session) {
+  const auto found = versions_.find(id);
+  if (found == versions_.end()) return nullptr;
+  Version& version = *found->second;
+  id = version.id;
+  auto& owners = version.owners;
+  if (std::find(owners.begin(), owners.end(), session) != owners.end()) return nullptr;
+  owners.push_back(session);
+  bytes_shared_ += version.bytes;
+  return &version;
+}
+
+Share Replicas::find(ContentId& id, uint32_t session) {
+  std::lock_guard lock(mutex_);
+  return Share(own(id, session), session);
+}
+
+bool Replicas::find_all(std::span<const ContentId> ids, uint32_t session,
+                        std::vector<Share>& shares) {
+  std::lock_guard lock(mutex_);
+  for (const ContentId& id : ids) {
+    if (!versions_.contains(id)) return false;
+  }
+  shares.reserve(shares.size() + ids.size());
+  for (ContentId id : ids) {
+    Share share(own(id, session), session);
+    if (!share) return false;
+    shares.push_back(std::move(share));
+  }
+  return true;
+}
+
+Share Replicas::enter(ContentId& id, uint32_t session, const c10::Storage& storage, bool of_bytes) {
+  auto fresh = std::unique_ptr<Version>(
+      new Version{*this, id, of_bytes ? id : ContentId(), storage, storage.nbytes(), {session}});
+  std::lock_guard lock(mutex_);
+  if (versions_.contains(id)) return Share(own(id, session), session);
+  versions_.emplace(id, fresh.get());
+  ++count_;
+  return Share(fresh.release(), session);
+}
+
+bool Replicas::is_hashed(const Share& share) const {
+  std::lock_guard lock(mutex_);
+  return static_cast<bool>(share.version_->hashed);
+}
+
+void Replicas::also(const Share& share, const ContentId& hashed) {
+  std::lock_guard lock(mutex_);
+  Version& version = *share.version_;
+  if (version.hashed) return;
+  if (versions_.emplace(hashed, &version).second) version.hashed = hashed;
+}
+
+Replicas::Figures Replicas::figures() const {
+  std::lock_guard lock(mutex_);
+  return {count_, bytes_shared_, executed_.load(), squashed_.load(), uploads_.load()};
+}
+
+}  // namespace sing

@@ -1,0 +1,141 @@
+// Bytes that several sessions of one process have in common, and hold once.
+//
+// Note [Replicas]. The ranks of a data-parallel job hold equal parameters, optimizer state and
+// reduced gradients. A worker that executes the logs of several ranks (a *seat*, on a software
+// device) holds them once, and executes what computes them once. It never assumes that bytes are
+// equal: it derives that from the logs (value numbering). Every storage has a content id:
+//   - uploaded bytes: the hash of the bytes;
+//   - the results of an operator and the operands that it changes: a hash of the operator, its
+//     other arguments, torch's settings, the contents of its operands, and the result's number;
+//   - unknown, if an operator draws random numbers, or may do what its operands do not determine.
+// A *version* is bytes with a known content; its owners are storages of any session. Before a call
+// is executed, the ids of its results are looked up: if there are versions of all of them, the
+// results become their owners, and no kernel runs (*squash*). Before its bytes change, a storage
+// leaves its version; if the version has other owners, the storage takes a copy.
+//
+// No two storages of a session own one version: operators may tell tensors that share memory from
+// others.
+//
+// What is uploaded and what was computed may be the same bytes (the root of a broadcast computes
+// what the others receive). So bytes that are read are hashed too, and their version is found by
+// both ids; a storage always has the first id of its version.
+//
+// Each owner counts the bytes in full in its session's account: what a session may allocate does
+// not depend on other sessions.
+#pragma once
+
+#include <c10/core/Storage.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "worker/replicas/content.h"
+
+namespace sing {
+
+class Replicas;
+
+// One owner of a version.
+class Share {
+ public:
+  Share() = default;
+  // One more owner, of the same session.
+  Share(const Share& other);
+  Share(Share&& other) noexcept
+      : version_(std::exchange(other.version_, nullptr)), session_(other.session_) {}
+  Share& operator=(Share other) noexcept {
+    std::swap(version_, other.version_);
+    std::swap(session_, other.session_);
+    return *this;
+  }
+  ~Share() { reset(); }
+
+  explicit operator bool() const noexcept { return version_ != nullptr; }
+  const ContentId& id() const noexcept { return version_->id; }
+  const c10::Storage& storage() const noexcept { return version_->storage; }
+  void reset() noexcept {
+    if (version_) leave(/*only_alone=*/false);
+  }
+  // Ends the ownership if there is no other owner, and returns true: then the bytes are no version
+  // any more, and may be changed.
+  bool leave_if_alone() noexcept { return leave(/*only_alone=*/true); }
+
+ private:
+  friend class Replicas;
+  struct Version {
+    Replicas& table;
+    const ContentId id;
+    ContentId hashed;  // another id: of the bytes
+    const c10::Storage storage;
+    const uint64_t bytes;
+    c10::SmallVector<uint32_t, 8> owners;  // their sessions
+  };
+  Share(Version* version, uint32_t session) noexcept : version_(version), session_(session) {}
+  bool leave(bool only_alone) noexcept;
+
+  Version* version_ = nullptr;
+  uint32_t session_ = 0;
+};
+
+// The versions of a process. Outlives its sessions, which may use it at the same time.
+class Replicas {
+ public:
+  using Hash = ContentId (*)(std::span<const std::byte> bytes);
+  static ContentId hash_bytes(std::span<const std::byte> bytes) noexcept {
+    return sing::hash(bytes, Hashed::bytes);
+  }
+  // `hash`: of the bytes of storages; tests use a worse one.
+  explicit Replicas(Hash hash = &hash_bytes) : hash_(hash) {}
+  Replicas(const Replicas&) = delete;
+  Replicas& operator=(const Replicas&) = delete;
+
+  ContentId hash(std::span<const std::byte> bytes) const { return hash_(bytes); }
+
+  // Returns a number for a session.
+  uint32_t join() noexcept { return sessions_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  // Returns a share of the version with that id for a session; empty if there is none, or the
+  // session owns it already. `id` becomes the first id of the version.
+  Share find(ContentId& id, uint32_t session);
+  // Adds shares of all of these versions and returns true, or returns false.
+  bool find_all(std::span<const ContentId> ids, uint32_t session, std::vector<Share>& shares);
+  // Makes bytes that will not change a version, unless there is one: then like find().
+  // `of_bytes`: the id is the hash of the bytes.
+  Share enter(ContentId& id, uint32_t session, const c10::Storage& storage, bool of_bytes);
+  // True if a version is found by the hash of its bytes.
+  bool is_hashed(const Share& share) const;
+  // The version is also found by the hash of its bytes, if there is none of that id.
+  void also(const Share& share, const ContentId& hashed);
+
+  struct Figures {
+    uint64_t versions;      // existing ones
+    uint64_t bytes_shared;  // that further owners would need if they held the bytes themselves
+    uint64_t executed;      // calls whose results have contents
+    uint64_t squashed;      // calls that were not executed
+    uint64_t uploads_shared;
+  };
+  Figures figures() const;
+  void count_executed() noexcept { executed_.fetch_add(1, std::memory_order_relaxed); }
+  void count_squashed() noexcept { squashed_.fetch_add(1, std::memory_order_relaxed); }
+  void count_upload() noexcept { uploads_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  friend class Share;
+  using Version = Share::Version;
+  Version* own(ContentId& id, uint32_t session);
+
+  const Hash hash_;
+  std::atomic<uint32_t> sessions_{0};
+  std::atomic<uint64_t> executed_{0}, squashed_{0}, uploads_{0};
+  mutable std::mutex mutex_;  // everything below, and the owners of versions
+  std::unordered_map<ContentId, Version*> versions_;
+  uint64_t count_ = 0;
+  uint64_t bytes_shared_ = 0;
+};
+
+}  // namespace sing

@@ -1,0 +1,72 @@
+// Executes no call whose results exist: see Note [Replicas].
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "worker/exec/decode.h"
+#include "worker/exec/outputs.h"
+
+namespace sing {
+
+// The record of a call, decoded.
+struct CallRecordView {
+  const Operator& op;
+  const ExpectedReturns& expected;
+  std::span<const std::byte> arguments;  // as they are encoded
+  bool request;
+  bool gradients;
+};
+
+class Splicing {
+ public:
+  explicit Splicing(State& state) : state_(state) {}
+
+  // To be called when torch's settings have changed, of which the results of operators depend.
+  void forget_settings() noexcept { settings_ = {}; }
+  // Derives the contents of the results. Returns false if they are unknown. To be called before the
+  // operands are materialised.
+  bool derive(const CallRecordView& record, const Call& call, bool deterministic);
+  // After that: returns true if there are versions of all results; the call is then not to be
+  // executed, but these become their owners. `execute` calls the operator with the operands on the
+  // stack: for checks.
+  bool find(const CallRecordView& record, Call& call, c10::function_ref<void()> execute);
+  void place_operands(Call& call);
+  void place_results(const ExpectedReturns& expected);
+  // After that, if the call was executed: what its results are.
+  void note(const CallRecordView& record, const Call& call);
+
+ private:
+  // A result, or a changed operand.
+  struct Made {
+    ContentId id;  // of no bytes: there is no version
+    bool result;
+    uint32_t which;  // item or operand
+  };
+
+  const ContentId& settings(bool deterministic);
+  bool put_operands(const Call& call, size_t arguments_at);
+  bool put_aliases(const ExpectedReturns& expected);
+  std::optional<ContentId> result_id(uint64_t number, const Geometry& geometry,
+                                     uint64_t bytes) const;
+  ContentId operand_id(uint32_t operand, uint64_t bytes) const;
+  bool are_distinct(const ExpectedReturns& expected);
+  void note_requested(const CallRecordView& record, const Call& call);
+  void check(const CallRecordView& record, Call& call, c10::function_ref<void()> execute);
+
+  State& state_;
+  ContentId settings_;  // and number of threads; none: unknown
+  uint64_t calls_ = 0;
+  // Of the current call.
+  ContentId call_;
+  Writer text_;
+  std::vector<Made> made_;
+  std::vector<ContentId> ids_;
+  std::vector<Share> shares_;
+  bool whole_ = true;  // every result has a content
+};
+
+}  // namespace sing
