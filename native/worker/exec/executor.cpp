@@ -220,6 +220,8 @@ void Executor::define(Reader& in) {
   expect_end(in);
   if (name.empty()) throw CorruptLog("an operator without a name");
   if (!origin.empty() && !state_.limits.allowed) import_origin(name, overload, origin);
+  // A postponed call knows its operator by the number.
+  if (splicing_) state_.storages.settle();
   state_.operators.define(number, std::move(name), std::move(overload));
 }
 
@@ -416,9 +418,15 @@ void Executor::settings(Reader& in) {
   expect_request(false);
   const Settings values = get_settings(in);
   expect_end(in);
+  settings_change();
   state_.settings = values;
   determinism_.apply(state_.settings);
-  if (splicing_) splicing_->forget_settings();
+}
+
+void Executor::settings_change() {
+  if (!splicing_) return;
+  splicing_->forget_settings();
+  state_.storages.settle();
 }
 
 // ---------------------------------------------------------------- calls
@@ -431,6 +439,7 @@ bool Executor::call(Reader& in) {
   if (!in.ok()) throw CorruptLog("a call without an operator");
   const Operator& op = state_.operators.at(number);
   call_.clear();
+  op_ = number;
   const size_t before_arguments = in.remaining();
   arguments_ = Reader(in).get_bytes(before_arguments);
   std::string complaint = decoder_.parse(in, op, arguments, call_);
@@ -538,12 +547,11 @@ void Executor::skip_call(const std::shared_ptr<const std::string>& cause) {
 void Executor::perform_checked(const Operator& op, Writer* answer) {
   std::optional<Repetition> repetition;
   if (before_) repetition.emplace(state_, call_, before_->bytes);
-  const CallRecordView record{op, expected_, arguments_, is_request(),
-                              (header_.flags & kGradients) != 0};
+  const CallRecordView record{op, op_, expected_, arguments_, header_.flags};
   bool derived = false;
   if (splicing_ && position_ >= careful_until_) [[unlikely]] {
     derived = splicing_->derive(record, call_, determinism_.on());
-    if (derived && splicing_->find(record, call_, [&] { perform(op); })) {
+    if (derived && splicing_->find(record, call_)) {
       splicing_->place_operands(call_);
       stage_ = Stage::results;
       splicing_->place_results(expected_);
@@ -556,7 +564,7 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
   if (op.draws && !state_.device.is_cpu()) [[unlikely]]
     state_.generators.mark();
   stage_ = Stage::kernel;
-  perform(op);
+  perform(op, call_, expected_, header_.flags);
   stage_ = Stage::results;
   if (check) check->compare(state_, op);
   if (call_.stack.size() != expected_.returns.size()) {
@@ -579,20 +587,21 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
   if (derived) splicing_->note(record, call_);
 }
 
-void Executor::perform(const Operator& op) {
-  const Alone alone(!is_request() && is_small(op, call_, expected_));
+void Executor::perform(const Operator& op, Call& call, const ExpectedReturns& expected,
+                       uint8_t flags) {
+  const Alone alone((flags & kRequest) == 0 && is_small(op, call, expected));
   // No graph is built (autograd is excluded), but some kernels check the mode.
-  const c10::AutoGradMode gradients((header_.flags & kGradients) != 0);
+  const c10::AutoGradMode gradients((flags & kGradients) != 0);
   const auto invoke = [&] {
     if (op.substitute) {
-      op.substitute(call_.stack);
+      op.substitute(call.stack);
     } else {
-      op.handle->callBoxed(call_.stack);
+      op.handle->callBoxed(call.stack);
     }
   };
-  bool inexact = op.unknown || !call_.compounds.empty() || (op.inexact && !determinism_.on());
+  bool inexact = op.unknown || !call.compounds.empty() || (op.inexact && !determinism_.on());
   if (determinism_.on()) [[unlikely]] {
-    inexact |= !determinism_.call(op, call_.stack, invoke);
+    inexact |= !determinism_.call(op, call.stack, invoke);
   } else {
     invoke();
   }

@@ -60,7 +60,7 @@ struct Skip {
 // By the positions of the records.
 using Skipped = std::map<uint64_t, Skip>;
 
-class Executor {
+class Executor : private Postponed::Performer {
  public:
   // `skip`: records that fail instead of being executed. `careful_until`: see finish_carefully().
   // `room`: see Note [Room].
@@ -73,7 +73,9 @@ class Executor {
         careful_until_(careful_until),
         room_(std::move(room)),
         decoder_(state) {
-    if (state.storages.replicas()) splicing_.emplace(state);
+    if (state.storages.replicas()) {
+      splicing_.emplace(state, static_cast<Postponed::Performer&>(*this));
+    }
   }
 
   // Executes the record at `position`. Throws CorruptLog. Returns false if the run is to end before
@@ -88,8 +90,8 @@ class Executor {
   // See Note [Deterministic recovery].
   bool deterministic() const noexcept { return determinism_.on(); }
   void set_deterministic(bool on) {
+    settings_change();
     determinism_.set(on, state_.settings);
-    if (splicing_) splicing_->forget_settings();
   }
   // Fingerprint of the last record, for `Steps`: the same for the same operator on the same shapes;
   // 0 for a record that is not part of steps.
@@ -106,6 +108,8 @@ class Executor {
   bool generator(Reader& in);
   bool event(Reader& in);
   void settings(Reader& in);
+  // To be called before torch's settings change.
+  void settings_change();
 
   // Does the work of a record, and once more with more memory: see Note [Room].
   template <class Work>
@@ -116,7 +120,8 @@ class Executor {
   // Describes the exception that is being handled. See Note [Memory failures].
   // `draws`: the operator may have drawn random numbers.
   Failure failed(const std::string& operation, bool draws = false);
-  void perform(const Operator& op);
+  void perform(const Operator& op, Call& call, const ExpectedReturns& expected,
+               uint8_t flags) override;
   void perform_checked(const Operator& op, Writer* answer);
   void check_results(Writer* answer);
   // The operator that should have computed a lost or stale operand of the call; null if there is
@@ -149,6 +154,7 @@ class Executor {
   uint64_t position_ = 0;
   uint64_t end_ = 0;
   uint64_t kind_ = 0;
+  uint32_t op_ = 0;  // of a call
   RecordHeader header_{};
   Call call_;
   std::span<const std::byte> arguments_;  // as they are encoded

@@ -61,10 +61,7 @@ void keep_freed_memory(bool blocks) {
   if (blocks) sing::Blocks::get().install();
 }
 
-bool wants_check(const char* variable) {
-  const char* const value = std::getenv(variable);
-  return value != nullptr && std::string_view(value) == "1";
-}
+bool is_on(const char* value) { return value != nullptr && std::string_view(value) == "1"; }
 
 // Null if there is none of that number. It lives as long as it is used, see sing_worker_close().
 std::shared_ptr<sing::Session> found(int number) {
@@ -106,8 +103,8 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
     options.careful_until = careful_until;
     options.room = ask_for_room;
     options.prepare = prepare != 0;
-    options.limits.check_writes = wants_check("SING_CHECK_WRITES");
-    options.limits.check_splicing = wants_check("SING_CHECK_SPLICING");
+    options.limits.check_writes = is_on(std::getenv("SING_CHECK_WRITES"));
+    options.limits.check_splicing = is_on(std::getenv("SING_CHECK_SPLICING"));
     const sing::SessionFiles all{files->log,   files->client,   files->worker,   files->agent,
                                  files->arena, files->snapshot, files->readiness};
     options.seat = seat.get();

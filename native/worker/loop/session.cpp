@@ -530,6 +530,7 @@ void Session::give_back_cache() {
 
 // See Note [Caches].
 bool Session::obey() {
+  state_.storages.settle();  // a snapshot may be taken while this thread is parked
   if (!state_.time) {
     if (orders_.leaves()) settle();
     return orders_.obey();

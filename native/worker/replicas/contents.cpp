@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "worker/replicas/postponed.h"
 #include "worker/state/mapped.h"
 #include "worker/state/storages.h"
 
@@ -11,18 +12,8 @@ namespace sing {
 
 namespace {
 
-constexpr uint64_t kPlainCopyBytes = 256 << 10;  // above, torch's threads help
-
 std::span<const std::byte> span_of(const c10::Storage& storage) {
   return {static_cast<const std::byte*>(storage.data()), storage.nbytes()};
-}
-
-void copy(const c10::Storage& from, const c10::Storage& to, uint64_t bytes) {
-  if (bytes <= kPlainCopyBytes) {
-    std::memcpy(to.mutable_data(), from.data(), bytes);
-  } else {
-    bytes_of(to, 0, bytes).copy_(bytes_of(from, 0, bytes));
-  }
 }
 
 }  // namespace
@@ -36,6 +27,7 @@ const ContentId& Storages::content(Slot& slot) {
 }
 
 void Storages::prepare_change(Slot& slot) {
+  if (slot.postponed) use_raw(slot);
   if (slot.share) own_alone(slot, /*copied=*/true);
 }
 
@@ -53,7 +45,7 @@ void Storages::own_alone(Slot& slot, bool copied) {
   if (slot.transfer) await_saved(slot);
   if (slot.share.leave_if_alone()) return;
   c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
-  if (copied) copy(slot.storage, fresh, slot.bytes);
+  if (copied) copy_bytes(slot.storage, fresh);
   slot.storage = std::move(fresh);
   slot.share.reset();
 }
@@ -90,25 +82,61 @@ void Storages::note_read(Slot& slot) {
   }
 }
 
-void Storages::splice(Slot& slot, Share share) {
+// Ends what the slot has, before it gets other bytes. It is charged then.
+void Storages::replace(Slot& slot) {
   slot.used = slot.changed = position_;
   if (slot.transfer && slot.storage) {
     await_saved(slot);
   } else if (slot.transfer) {
     slot.transfer->owner.drop(slot.transfer);  // need not be loaded any more
-  } else if (!slot.storage) {
+  } else if (!slot.in_memory()) {
     charge(slot.bytes);
     slot.charged = slot.bytes;
   }
   slot.transfer.reset();
   forget_saved(slot);
   if (++slot.changes > 1 && slot.charged >= kLargeBytes) rhythm_.changed_again();
-  slot.storage = share.storage();
-  slot.content = share.id();
-  slot.share = std::move(share);
+  slot.storage = {};
+  slot.share.reset();
+  slot.postponed.reset();
   slot.uploaded = 0;
   slot.findable = false;
   revive(slot);
+}
+
+void Storages::splice(Slot& slot, Share share) {
+  replace(slot);
+  slot.storage = share.storage();
+  slot.content = share.id();
+  slot.share = std::move(share);
+}
+
+void Storages::postpone(Slot& slot, std::shared_ptr<Postponed> call, uint32_t made,
+                        const ContentId& id) {
+  replace(slot);
+  slot.content = id;
+  slot.postponed = std::move(call);
+  slot.made = made;
+}
+
+void Storages::bind_postponed(uint32_t id, uint64_t bytes, std::shared_ptr<Postponed> call,
+                              uint32_t made, const ContentId& content) {
+  allocate(id, bytes);
+  postpone(slots_[id], std::move(call), made, content);
+  slots_[id].changes = 0;
+}
+
+void Storages::compute(Slot& slot) {
+  slot.storage = slot.postponed->take(slot.made);
+  slot.postponed.reset();
+  note_content(slot, ContentId(slot.content));
+}
+
+void Storages::settle() {
+  if (!replicas_) return;
+  for (Slot& slot : slots_) {
+    if (slot.postponed) compute(slot);
+  }
 }
 
 void Storages::bind(uint32_t id, Share share) {
@@ -126,6 +154,10 @@ void Storages::write_in_seat(Slot& slot, uint64_t offset, std::span<const std::b
       check_splice(share, bytes, "a copy to the device");
       replicas_->count_upload();
       return splice(slot, std::move(share));
+    }
+    if (slot.postponed) {
+      replace(slot);
+      slot.storage = fresh_storage(allocator_, slot.bytes);
     }
     use_raw(slot);
     if (slot.share) own_alone(slot, /*copied=*/false);

@@ -50,19 +50,33 @@ Share Replicas::find(ContentId& id, uint32_t session) {
   return Share(own(id, session), session);
 }
 
-bool Replicas::find_all(std::span<const ContentId> ids, uint32_t session,
-                        std::vector<Share>& shares) {
+size_t Replicas::find(std::span<const ContentId> ids, uint32_t session,
+                      std::vector<Share>& shares) {
+  size_t found = 0;
+  shares.reserve(ids.size());
   std::lock_guard lock(mutex_);
-  for (const ContentId& id : ids) {
-    if (!versions_.contains(id)) return false;
-  }
-  shares.reserve(shares.size() + ids.size());
   for (ContentId id : ids) {
-    Share share(own(id, session), session);
-    if (!share) return false;
-    shares.push_back(std::move(share));
+    shares.push_back(Share(own(id, session), session));
+    found += static_cast<bool>(shares.back());
   }
-  return true;
+  return found;
+}
+
+void Replicas::note_executed(const ContentId& call, uint32_t session) {
+  std::lock_guard lock(mutex_);
+  ++executed_count_;
+  const auto [at, fresh] = executed_.insert_or_assign(call, session);
+  if (!fresh) return;
+  executed_order_.push_back(call);
+  if (executed_order_.size() <= kExecutedMax) return;
+  executed_.erase(executed_order_.front());
+  executed_order_.pop_front();
+}
+
+bool Replicas::executed_by_another(const ContentId& call, uint32_t session) const {
+  std::lock_guard lock(mutex_);
+  const auto found = executed_.find(call);
+  return found != executed_.end() && found->second != session;
 }
 
 Share Replicas::enter(ContentId& id, uint32_t session, const c10::Storage& storage, bool of_bytes) {
@@ -89,7 +103,9 @@ void Replicas::also(const Share& share, const ContentId& hashed) {
 
 Replicas::Figures Replicas::figures() const {
   std::lock_guard lock(mutex_);
-  return {count_, bytes_shared_, executed_.load(), squashed_.load(), uploads_.load()};
+  return {count_,           bytes_shared_,     executed_count_,
+          squashed_.load(), postponed_.load(), recomputed_.load(),
+          uploads_.load()};
 }
 
 }  // namespace sing

@@ -20,6 +20,9 @@
 // what the others receive). So bytes that are read are hashed too, and their version is found by
 // both ids; a storage always has the first id of its version.
 //
+// Results that only other results of the same kind need are not computed: see Note [Postponed] in
+// postponed.h.
+//
 // Each owner counts the bytes in full in its session's account: what a session may allocate does
 // not depend on other sessions.
 #pragma once
@@ -29,6 +32,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <span>
 #include <unordered_map>
@@ -102,8 +106,8 @@ class Replicas {
   // Returns a share of the version with that id for a session; empty if there is none, or the
   // session owns it already. `id` becomes the first id of the version.
   Share find(ContentId& id, uint32_t session);
-  // Adds shares of all of these versions and returns true, or returns false.
-  bool find_all(std::span<const ContentId> ids, uint32_t session, std::vector<Share>& shares);
+  // The same for several; returns how many were found.
+  size_t find(std::span<const ContentId> ids, uint32_t session, std::vector<Share>& shares);
   // Makes bytes that will not change a version, unless there is one: then like find().
   // `of_bytes`: the id is the hash of the bytes.
   Share enter(ContentId& id, uint32_t session, const c10::Storage& storage, bool of_bytes);
@@ -112,28 +116,41 @@ class Replicas {
   // The version is also found by the hash of its bytes, if there is none of that id.
   void also(const Share& share, const ContentId& hashed);
 
+  // Of the calls that were executed last, with known contents.
+  void note_executed(const ContentId& call, uint32_t session);
+  bool executed_by_another(const ContentId& call, uint32_t session) const;
+
   struct Figures {
     uint64_t versions;      // existing ones
     uint64_t bytes_shared;  // that further owners would need if they held the bytes themselves
     uint64_t executed;      // calls whose results have contents
     uint64_t squashed;      // calls that were not executed
+    uint64_t postponed;     // of those, with results that did not exist
+    uint64_t recomputed;    // of those, executed after all
     uint64_t uploads_shared;
   };
   Figures figures() const;
-  void count_executed() noexcept { executed_.fetch_add(1, std::memory_order_relaxed); }
-  void count_squashed() noexcept { squashed_.fetch_add(1, std::memory_order_relaxed); }
+  void count_squashed(bool postponed) noexcept {
+    squashed_.fetch_add(1, std::memory_order_relaxed);
+    if (postponed) postponed_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void count_recomputed() noexcept { recomputed_.fetch_add(1, std::memory_order_relaxed); }
   void count_upload() noexcept { uploads_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   friend class Share;
   using Version = Share::Version;
+  static constexpr size_t kExecutedMax = 1 << 16;
   Version* own(ContentId& id, uint32_t session);
 
   const Hash hash_;
   std::atomic<uint32_t> sessions_{0};
-  std::atomic<uint64_t> executed_{0}, squashed_{0}, uploads_{0};
+  std::atomic<uint64_t> squashed_{0}, postponed_{0}, recomputed_{0}, uploads_{0};
   mutable std::mutex mutex_;  // everything below, and the owners of versions
   std::unordered_map<ContentId, Version*> versions_;
+  std::unordered_map<ContentId, uint32_t> executed_;  // and the session that did it last
+  std::deque<ContentId> executed_order_;              // the oldest first
+  uint64_t executed_count_ = 0;
   uint64_t count_ = 0;
   uint64_t bytes_shared_ = 0;
 };

@@ -39,6 +39,16 @@ Geometry geometry_of(const at::Tensor& tensor) {
   return geometry;
 }
 
+// Marks the place of an operand's storage when it was added to what the call makes.
+constexpr uint32_t kAdded = uint32_t{1} << 31;
+uint32_t place_of(const Slot& slot) { return slot.place & ~kAdded; }
+
+// False if an operator has returned one storage as several results, which then change together.
+bool has_own_storage(const Slot& slot) {
+  constexpr size_t kUsers = 2;  // the slot and the result
+  return slot.storage.use_count() <= kUsers;
+}
+
 // Numbers a result, in the same way whether the client knew its geometry or not.
 uint64_t number_of(size_t which, size_t item) { return which << 32 | item; }
 
@@ -60,7 +70,7 @@ bool Splicing::derive(const CallRecordView& record, const Call& call, bool deter
   const ContentId& settings = this->settings(deterministic);
   text_.clear();
   text_.put(settings);
-  text_.put<uint64_t>(record.gradients);
+  text_.put<uint64_t>(record.flags & kGradients);
   text_.put_string(record.op.full_name);
   text_.put<uint64_t>(record.arguments.size());
   const size_t arguments_at = text_.size();
@@ -69,18 +79,16 @@ bool Splicing::derive(const CallRecordView& record, const Call& call, bool deter
   if (!put_operands(call, arguments_at) || !put_aliases(record.expected)) return false;
   call_ = hash(text_.view(), Hashed::call);
   made_.clear();
-  whole_ = !record.request;
-  // Its place is marked when it was added.
-  constexpr uint32_t kAdded = uint32_t{1} << 31;
+  whole_ = !record.is_request();
   for (uint32_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
     if (!operand.changed) continue;
     Slot& slot = state_.storages.at(operand.id);
-    if ((slot.place & kAdded) != 0 || (slot.bytes == 0 && !record.request)) continue;
+    if ((slot.place & kAdded) != 0 || (slot.bytes == 0 && !record.is_request())) continue;
     made_.push_back({operand_id(slot.place, slot.bytes), false, i});
     slot.place |= kAdded;
   }
-  if (record.request) return true;
+  if (record.is_request()) return true;
   for (size_t i = 0; i < record.expected.returns.size(); ++i) {
     const auto& one = record.expected.returns[i];
     for (uint32_t k = 0; k < one.count; ++k) {
@@ -150,20 +158,63 @@ ContentId Splicing::operand_id(uint32_t operand, uint64_t bytes) const {
   return hash({call_.high, call_.low, operand, bytes}, Hashed::operand);
 }
 
-bool Splicing::find(const CallRecordView& record, Call& call, c10::function_ref<void()> execute) {
-  if (record.request || !whole_ || made_.empty()) return false;
+bool Splicing::find(const CallRecordView& record, Call& call) {
+  if (record.is_request() || !whole_ || made_.empty()) return false;
   ids_.clear();
   shares_.clear();
+  for (const Made& one : made_) ids_.push_back(one.id);
+  Replicas& replicas = *state_.storages.replicas();
+  const size_t found = replicas.find(ids_, state_.storages.session(), shares_);
+  const auto empty = static_cast<size_t>(std::count(ids_.begin(), ids_.end(), kNothing));
+  if (found != 0 && state_.storages.checks_splicing()) check(record, call);
+  if (found != 0 && found + empty == made_.size()) return true;
+  if (replicas.executed_by_another(call_, state_.storages.session())) {
+    postponed_ = postpone(record, call);
+    if (postponed_) return true;
+  }
+  shares_.clear();
+  return false;
+}
+
+// Returns null if an operand's bytes may change before the call is executed.
+std::shared_ptr<Postponed> Splicing::postpone(const CallRecordView& record, const Call& call) {
+  Postponed::Record made;
+  std::vector<uint32_t> source_at(call.operands.size());
+  for (uint32_t i = 0; i < call.operands.size(); ++i) {
+    const Operand& operand = call.operands[i];
+    Slot& slot = state_.storages.at(operand.id);
+    const uint32_t place = place_of(slot);
+    if (place == i) {
+      source_at[i] = static_cast<uint32_t>(made.sources.size());
+      Postponed::Source source{
+          .share = {}, .call = slot.postponed, .made = slot.made, .bytes = slot.bytes};
+      source.zeros = !slot.in_memory();
+      if (!slot.share && slot.storage && slot.content) {
+        state_.storages.note_content(slot, ContentId(slot.content));
+      }
+      source.share = slot.share;
+      made.sources.push_back(std::move(source));
+    }
+    Postponed::Source& source = made.sources[source_at[place]];
+    source.changed |= operand.changed;
+    if (!source.share && !source.call && !source.zeros && slot.bytes != 0 &&
+        !operand.overwrites(slot.bytes)) {
+      return nullptr;
+    }
+    made.source_of.push_back(source_at[place]);
+  }
   for (const Made& one : made_) {
-    if (one.id != kNothing) ids_.push_back(one.id);
+    made.made.push_back(
+        {one.result, one.result
+                         ? one.which
+                         : source_at[place_of(state_.storages.at(call.operands[one.which].id))]});
   }
-  Storages& storages = state_.storages;
-  if (ids_.empty() || !storages.replicas()->find_all(ids_, storages.session(), shares_)) {
-    shares_.clear();
-    return false;
-  }
-  if (storages.checks_splicing()) check(record, call, execute);
-  return true;
+  made.op = record.number;
+  made.flags = record.flags;
+  made.call = call;
+  made.expected = record.expected;
+  auto postponed = std::make_shared<Postponed>(state_, performer_, std::move(made));
+  return postponed->depth() <= Postponed::kDepthMax ? postponed : nullptr;
 }
 
 // They take memory as if the operator was executed.
@@ -175,45 +226,51 @@ void Splicing::place_operands(Call& call) {
     if (!operand.changed && !slot.in_memory()) storages.use(slot);
   }
   // Operands come first.
-  for (size_t i = 0; i < made_.size() && !made_[i].result; ++i) {
-    storages.splice(storages.at(call.operands[made_[i].which].id), std::move(shares_[i]));
+  for (uint32_t i = 0; i < made_.size() && !made_[i].result; ++i) {
+    Slot& slot = storages.at(call.operands[made_[i].which].id);
+    if (shares_[i]) {
+      storages.splice(slot, std::move(shares_[i]));
+    } else {
+      storages.postpone(slot, postponed_, i, made_[i].id);
+    }
   }
 }
 
 void Splicing::place_results(const ExpectedReturns& expected) {
   Storages& storages = state_.storages;
-  for (size_t i = 0, share = 0; i < made_.size(); ++i) {
+  for (uint32_t i = 0; i < made_.size(); ++i) {
     const Made& one = made_[i];
-    const bool versioned = one.id != kNothing;
-    const size_t at = share;
-    share += versioned;
     if (!one.result) continue;
-    const uint32_t id = expected.items[one.which].id;
-    if (versioned) {
-      storages.bind(id, std::move(shares_[at]));
+    const Expected& item = expected.items[one.which];
+    if (one.id == kNothing) {
+      storages.bind(item.id, fresh_storage(storages.allocator(), 0), 0);
+      storages.at(item.id).content = kNothing;
+    } else if (shares_[i]) {
+      storages.bind(item.id, std::move(shares_[i]));
     } else {
-      storages.bind(id, fresh_storage(storages.allocator(), 0), 0);
-      storages.at(id).content = kNothing;
+      storages.bind_postponed(item.id, item.bytes, postponed_, i, one.id);
     }
   }
   shares_.clear();
-  storages.replicas()->count_squashed();
+  storages.replicas()->count_squashed(postponed_ != nullptr);
+  postponed_.reset();
 }
 
 void Splicing::note(const CallRecordView& record, const Call& call) {
   Storages& storages = state_.storages;
-  storages.replicas()->count_executed();
+  storages.replicas()->note_executed(call_, storages.session());
   if (!are_distinct(record.expected)) return;
   for (const Made& one : made_) {
     if (one.result) {
-      storages.note_content(storages.at(record.expected.items[one.which].id), one.id);
+      Slot& slot = storages.at(record.expected.items[one.which].id);
+      if (has_own_storage(slot)) storages.note_content(slot, one.id);
       continue;
     }
     Slot& slot = storages.at(call.operands[one.which].id);
-    const uint32_t place = slot.place & ~(uint32_t{1} << 31);
-    storages.note_content(slot, record.request ? operand_id(place, slot.bytes) : one.id);
+    storages.note_content(slot,
+                          record.is_request() ? operand_id(place_of(slot), slot.bytes) : one.id);
   }
-  if (record.request) note_requested(record, call);
+  if (record.is_request()) note_requested(record, call);
 }
 
 // False if a client gave two results the same number: then the first one is not there any more.
@@ -234,7 +291,7 @@ void Splicing::note_requested(const CallRecordView& record, const Call& call) {
     Slot& slot = storages.all()[item.id];
     if (!slot.storage || !slot.storage.is_alias_of(tensor.storage())) return;
     const auto id = result_id(number, geometry_of(tensor), slot.bytes);
-    if (id) storages.note_content(slot, *id);
+    if (id && has_own_storage(slot)) storages.note_content(slot, *id);
   };
   for (size_t i = 0; i < record.expected.returns.size(); ++i) {
     const auto items = record.expected.of(record.expected.returns[i]);
@@ -251,35 +308,32 @@ void Splicing::note_requested(const CallRecordView& record, const Call& call) {
 }
 
 // Executes the call on copies of its operands, and compares.
-void Splicing::check(const CallRecordView& record, Call& call, c10::function_ref<void()> execute) {
+void Splicing::check(const CallRecordView& record, const Call& call) {
   Storages& storages = state_.storages;
   std::vector<c10::Storage> copies;
   for (const Operand& operand : call.operands) {
     Slot& slot = storages.at(operand.id);
-    const uint32_t place = slot.place & ~(uint32_t{1} << 31);
-    if (place < copies.size()) {
-      copies.push_back(copies[place]);
+    if (place_of(slot) < copies.size()) {
+      copies.push_back(copies[place_of(slot)]);
       continue;
     }
     copies.push_back(fresh_storage(storages.allocator(), slot.bytes));
-    if (slot.bytes == 0) continue;
-    const at::Tensor copy = bytes_of(copies.back(), 0, slot.bytes);
     if (slot.in_memory()) {
-      copy.copy_(bytes_of(storages.use(slot), 0, slot.bytes));
-    } else {
-      copy.zero_();
+      copy_bytes(storages.use(slot), copies.back());
+    } else if (slot.bytes != 0) {
+      bytes_of(copies.back(), 0, slot.bytes).zero_();
     }
   }
-  Decoder::materialise(call, copies);
-  execute();
-  const auto results = results_of(call, record.expected, state_.device);
-  auto share = shares_.begin();
-  for (const Made& one : made_) {
-    if (one.id == kNothing) continue;
-    const Slot* slot = one.result ? nullptr : &storages.at(call.operands[one.which].id);
+  Call copy = call;
+  Decoder::materialise(copy, copies);
+  performer_.perform(record.op, copy, record.expected, record.flags);
+  const auto results = results_of(copy, record.expected, state_.device);
+  for (size_t i = 0; i < made_.size(); ++i) {
+    if (!shares_[i]) continue;
+    const uint32_t which = made_[i].which;
     const c10::Storage& made =
-        slot ? copies[slot->place & ~(uint32_t{1} << 31)] : results[one.which];
-    storages.check_splice(*share++, {static_cast<const std::byte*>(made.data()), made.nbytes()},
+        made_[i].result ? results[which] : copies[place_of(storages.at(call.operands[which].id))];
+    storages.check_splice(shares_[i], {static_cast<const std::byte*>(made.data()), made.nbytes()},
                           record.op.full_name);
   }
 }

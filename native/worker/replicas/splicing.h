@@ -1,39 +1,40 @@
 // Executes no call whose results exist: see Note [Replicas].
 #pragma once
 
-#include <c10/util/FunctionRef.h>
-
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "worker/exec/decode.h"
 #include "worker/exec/outputs.h"
+#include "worker/replicas/postponed.h"
 
 namespace sing {
 
 // The record of a call, decoded.
 struct CallRecordView {
   const Operator& op;
+  uint32_t number;  // of the operator
   const ExpectedReturns& expected;
   std::span<const std::byte> arguments;  // as they are encoded
-  bool request;
-  bool gradients;
+  uint8_t flags;
+
+  bool is_request() const { return (flags & kRequest) != 0; }
 };
 
 class Splicing {
  public:
-  explicit Splicing(State& state) : state_(state) {}
+  Splicing(State& state, Postponed::Performer& performer) : state_(state), performer_(performer) {}
 
   // To be called when torch's settings have changed, of which the results of operators depend.
   void forget_settings() noexcept { settings_ = {}; }
   // Derives the contents of the results. Returns false if they are unknown. To be called before the
   // operands are materialised.
   bool derive(const CallRecordView& record, const Call& call, bool deterministic);
-  // After that: returns true if there are versions of all results; the call is then not to be
-  // executed, but these become their owners. `execute` calls the operator with the operands on the
-  // stack: for checks.
-  bool find(const CallRecordView& record, Call& call, c10::function_ref<void()> execute);
+  // After that: returns true if there are versions of all results, or the call is postponed. It is
+  // then not to be executed, but its results to be placed.
+  bool find(const CallRecordView& record, Call& call);
   void place_operands(Call& call);
   void place_results(const ExpectedReturns& expected);
   // After that, if the call was executed: what its results are.
@@ -55,9 +56,11 @@ class Splicing {
   ContentId operand_id(uint32_t operand, uint64_t bytes) const;
   bool are_distinct(const ExpectedReturns& expected);
   void note_requested(const CallRecordView& record, const Call& call);
-  void check(const CallRecordView& record, Call& call, c10::function_ref<void()> execute);
+  std::shared_ptr<Postponed> postpone(const CallRecordView& record, const Call& call);
+  void check(const CallRecordView& record, const Call& call);
 
   State& state_;
+  Postponed::Performer& performer_;
   ContentId settings_;  // and number of threads; none: unknown
   uint64_t calls_ = 0;
   // Of the current call.
@@ -66,6 +69,7 @@ class Splicing {
   std::vector<Made> made_;
   std::vector<ContentId> ids_;
   std::vector<Share> shares_;
+  std::shared_ptr<Postponed> postponed_;
   bool whole_ = true;  // every result has a content
 };
 

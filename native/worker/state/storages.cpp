@@ -111,6 +111,16 @@ void copy_out(const c10::Storage& storage, uint64_t offset, std::span<std::byte>
   }
 }
 
+void copy_bytes(const c10::Storage& from, const c10::Storage& to) {
+  const uint64_t bytes = from.nbytes();
+  if (bytes == 0) return;
+  if (bytes <= kPlainCopyBytes) {
+    std::memcpy(to.mutable_data(), from.data(), bytes);
+  } else {
+    bytes_of(to, 0, bytes).copy_(bytes_of(from, 0, bytes));
+  }
+}
+
 at::Tensor pinned_bytes(uint64_t count) {
   return at::empty({static_cast<int64_t>(count)},
                    at::TensorOptions().dtype(at::kByte).pinned_memory(true));
@@ -211,6 +221,8 @@ const c10::Storage& Storages::use_raw(Slot& slot) {
   if (slot.storage) return slot.storage;
   if (slot.transfer) {
     await_loaded(slot);
+  } else if (slot.postponed) {
+    compute(slot);
   } else {
     take_memory(slot);
   }

@@ -27,6 +27,8 @@ class Tensor;
 
 namespace sing {
 
+class Postponed;
+
 // The bytes [offset, offset + count) of a storage as a tensor.
 at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t count);
 
@@ -38,6 +40,8 @@ at::Tensor pinned_bytes(uint64_t count);
 std::span<std::byte> span_of(const at::Tensor& bytes);
 // Takes memory that no session counts; its bytes are undefined.
 c10::Storage fresh_storage(c10::Allocator* allocator, uint64_t bytes);
+// Copies all bytes between two storages of one size on a software device.
+void copy_bytes(const c10::Storage& from, const c10::Storage& to);
 
 struct Slot {
   enum class Life : uint8_t { none = 0, live = 1, lost = 2 };
@@ -63,9 +67,13 @@ struct Slot {
   bool findable = false;  // unknown, but worth finding from the bytes: they were saved
   uint64_t call = 0;      // the last call with this operand, counted
   uint32_t place = 0;     // of its first operand in that call
+  // Without a storage: the call that is to make it, see Note [Postponed], and the number of what
+  // it makes.
+  std::shared_ptr<Postponed> postponed;
+  uint32_t made = 0;
 
-  // True if it takes device memory; its bytes may still be in transfer.
-  bool in_memory() const { return storage || transfer; }
+  // True if it takes device memory; its bytes may still be in transfer, or to be computed.
+  bool in_memory() const { return storage || transfer || postponed; }
 };
 
 class Storages {
@@ -166,6 +174,12 @@ class Storages {
   void splice(Slot& slot, Share share);
   // The same for a new number. Throws as bind() does.
   void bind(uint32_t id, Share share);
+  // The same with what a postponed call makes, and its content.
+  void postpone(Slot& slot, std::shared_ptr<Postponed> call, uint32_t made, const ContentId& id);
+  void bind_postponed(uint32_t id, uint64_t bytes, std::shared_ptr<Postponed> call, uint32_t made,
+                      const ContentId& content);
+  // Executes all postponed calls of which something is left.
+  void settle();
   // Throws WrongSplice if the bytes differ from those of the version.
   void check_splice(const Share& share, std::span<const std::byte> bytes,
                     const std::string& operation) const;
@@ -209,6 +223,8 @@ class Storages {
   void release(Slot& slot) noexcept;
   void forget_content(Slot& slot);
   void own_alone(Slot& slot, bool copied);
+  void replace(Slot& slot);
+  void compute(Slot& slot);
   void write_in_seat(Slot& slot, uint64_t offset, std::span<const std::byte> bytes);
 
   c10::Device device_;

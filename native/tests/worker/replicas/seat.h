@@ -12,10 +12,11 @@ namespace sing::test {
 
 // One session of a seat, and operators that its tests use.
 struct Rank {
-  explicit Rank(Replicas* replicas, uint64_t mapped_bytes = 1 << 20) : host(size_t{64} << 20) {
+  explicit Rank(Replicas* replicas, bool checks = true, uint64_t mapped_bytes = 1 << 20)
+      : host(size_t{64} << 20) {
     host.options.replicas = replicas;
-    host.options.limits.check_splicing = true;
-    host.options.limits.check_writes = true;
+    host.options.limits.check_splicing = checks;
+    host.options.limits.check_writes = checks;
     host.options.limits.piece_bytes = 4096;
     host.options.limits.mapped_bytes = mapped_bytes;
     host.start();
@@ -53,11 +54,12 @@ struct Rank {
 };
 
 struct Seat {
-  explicit Seat(size_t ranks, Replicas::Hash hash = &Replicas::hash_bytes,
-                uint64_t mapped_bytes = 1 << 20)
+  // `checks`: that what is derived to be equal is.
+  explicit Seat(size_t ranks, bool checks = true, uint64_t mapped_bytes = 1 << 20,
+                Replicas::Hash hash = &Replicas::hash_bytes)
       : replicas(hash) {
     for (size_t i = 0; i < ranks; ++i) {
-      this->ranks.push_back(std::make_unique<Rank>(&replicas, mapped_bytes));
+      this->ranks.push_back(std::make_unique<Rank>(&replicas, checks, mapped_bytes));
     }
   }
   Rank& operator[](size_t rank) { return *ranks[rank]; }

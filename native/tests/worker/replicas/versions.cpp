@@ -102,7 +102,7 @@ TEST(versions_in_a_snapshot_are_not_changed_by_their_session) {
 TEST(versions_of_restored_sessions_are_held_once_again) {
   // Loaded, and mapped from the arena.
   for (const uint64_t mapped_bytes : {uint64_t{1} << 40, uint64_t{4096}}) {
-    Seat seat(3, &Replicas::hash_bytes, mapped_bytes);
+    Seat seat(3, /*checks=*/true, mapped_bytes);
     std::vector<std::vector<Tensor>> all;
     seat.each([&](Rank& rank) {
       all.push_back({rank.constant(1, kLarge), rank.constant(2), rank.constant(3, 10)});
