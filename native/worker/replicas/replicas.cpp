@@ -33,6 +33,17 @@ bool Share::leave(bool only_alone) noexcept {
   return true;
 }
 
+uint32_t Replicas::join() {
+  std::lock_guard lock(mutex_);
+  sessions_.insert(++last_session_);
+  return last_session_;
+}
+
+void Replicas::leave(uint32_t session) noexcept {
+  std::lock_guard lock(mutex_);
+  sessions_.erase(session);
+}
+
 Replicas::Version* Replicas::own(ContentId& id, uint32_t session) {
   const auto found = versions_.find(id);
   if (found == versions_.end()) return nullptr;
@@ -65,18 +76,13 @@ size_t Replicas::find(std::span<const ContentId> ids, uint32_t session,
 void Replicas::note_executed(const ContentId& call, uint32_t session) {
   std::lock_guard lock(mutex_);
   ++executed_count_;
-  const auto [at, fresh] = executed_.insert_or_assign(call, session);
-  if (!fresh) return;
-  executed_order_.push_back(call);
-  if (executed_order_.size() <= kExecutedMax) return;
-  executed_.erase(executed_order_.front());
-  executed_order_.pop_front();
+  executed_.note(call, session);
 }
 
 bool Replicas::executed_by_another(const ContentId& call, uint32_t session) const {
   std::lock_guard lock(mutex_);
-  const auto found = executed_.find(call);
-  return found != executed_.end() && found->second != session;
+  const uint32_t found = executed_.find(call);
+  return found != session && sessions_.contains(found);
 }
 
 Share Replicas::enter(ContentId& id, uint32_t session, const c10::Storage& storage, bool of_bytes) {

@@ -32,14 +32,15 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <mutex>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "worker/replicas/content.h"
+#include "worker/replicas/recent_calls.h"
 
 namespace sing {
 
@@ -101,8 +102,9 @@ class Replicas {
 
   ContentId hash(std::span<const std::byte> bytes) const { return hash_(bytes); }
 
-  // Returns a number for a session.
-  uint32_t join() noexcept { return sessions_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  // Returns a number for a session, which it has until it leaves.
+  uint32_t join();
+  void leave(uint32_t session) noexcept;
   // Returns a share of the version with that id for a session; empty if there is none, or the
   // session owns it already. `id` becomes the first id of the version.
   Share find(ContentId& id, uint32_t session);
@@ -116,7 +118,7 @@ class Replicas {
   // The version is also found by the hash of its bytes, if there is none of that id.
   void also(const Share& share, const ContentId& hashed);
 
-  // Of the calls that were executed last, with known contents.
+  // Of the calls with known contents that were executed last, by sessions that exist.
   void note_executed(const ContentId& call, uint32_t session);
   bool executed_by_another(const ContentId& call, uint32_t session) const;
 
@@ -140,16 +142,15 @@ class Replicas {
  private:
   friend class Share;
   using Version = Share::Version;
-  static constexpr size_t kExecutedMax = 1 << 16;
   Version* own(ContentId& id, uint32_t session);
 
   const Hash hash_;
-  std::atomic<uint32_t> sessions_{0};
   std::atomic<uint64_t> squashed_{0}, postponed_{0}, recomputed_{0}, uploads_{0};
   mutable std::mutex mutex_;  // everything below, and the owners of versions
   std::unordered_map<ContentId, Version*> versions_;
-  std::unordered_map<ContentId, uint32_t> executed_;  // and the session that did it last
-  std::deque<ContentId> executed_order_;              // the oldest first
+  uint32_t last_session_ = 0;
+  std::set<uint32_t> sessions_;
+  RecentCalls executed_;
   uint64_t executed_count_ = 0;
   uint64_t count_ = 0;
   uint64_t bytes_shared_ = 0;

@@ -59,9 +59,13 @@ Storages::Storages(c10::Device device, const Word<uint64_t>* granted, Replicas* 
     : device_(device),
       allocator_(is_host(device) ? c10::GetCPUAllocator() : c10::GetAllocator(device.type())),
       granted_(granted),
-      replicas_(replicas),
-      session_(replicas ? replicas->join() : 0),
+      replicas_(is_host(device) ? replicas : nullptr),
+      session_(replicas_ ? replicas_->join() : 0),
       check_splicing_(check_splicing) {}
+
+Storages::~Storages() {
+  if (replicas_) replicas_->leave(session_);
+}
 
 Slot& Storages::at(uint32_t id) {
   if (id >= slots_.size() || slots_[id].life == Slot::Life::none) {

@@ -87,6 +87,9 @@ class Storages {
   // (null: none); `check_splicing`: see Limits.
   Storages(c10::Device device, const Word<uint64_t>* granted, Replicas* replicas = nullptr,
            bool check_splicing = false);
+  ~Storages();
+  Storages(const Storages&) = delete;
+  Storages& operator=(const Storages&) = delete;
 
   // Throws CorruptLog if there is no such storage.
   Slot& at(uint32_t id);

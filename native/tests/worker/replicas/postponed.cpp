@@ -217,3 +217,15 @@ TEST(postponed_calls_count_memory_as_executed_ones) {
   EXPECT_EQ(pair.seat[1].host.worker().memory_resident.load(),
             pair.seat[0].host.worker().memory_resident.load());
 }
+
+TEST(postponed_calls_are_never_those_of_a_session_that_has_ended) {
+  Seat seat(2, /*checks=*/false);
+  const Tensor tensor = seat[0].constant(3);
+  seat[0].scale({tensor}, 2);
+  seat[0].host.wait_consumed();
+  seat[0].host.stop();
+  seat[0].host.start();  // executes its log again
+  EXPECT_EQ(seat[0].value(tensor), 6.0f);
+  EXPECT_EQ(seat.figures().executed, uint64_t{2});
+  EXPECT_EQ(seat.figures().postponed, uint64_t{0});
+}
