@@ -100,6 +100,17 @@ class WorkerStep(ctypes.Structure):
     ]
 
 
+class SeatCounts(ctypes.Structure):
+    """`sing_worker_seat_counts`."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "switches", "switch_ns", "executed", "squashed", "recomputed", "bytes_shared",
+        )
+    ]  # fmt: skip
+
+
 class SkippedRecord(ctypes.Structure):
     """`sing_worker_skip`."""
 
@@ -137,6 +148,8 @@ def load(path: Path) -> ctypes.CDLL:
     library.sing_worker_observe.argtypes = [c_int, u64, ctypes.POINTER(WorkerStep)]
     library.sing_worker_close.restype = None
     library.sing_worker_end_seat.restype = None
+    library.sing_worker_seat_figures.argtypes = [ctypes.POINTER(SeatCounts)]
+    library.sing_worker_seat_figures.restype = None
     library.sing_worker_end.restype = None
     library.sing_worker_hurry.restype = None
     library.sing_worker_snapshot.argtypes = [c_int, c_int, CALLBACK, ctypes.POINTER(WorkerSnapshot)]
@@ -196,7 +209,7 @@ class Seat:
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library, self._threads = library, threads
-        self._changing, self._count = threading.Lock(), 0
+        self._changing, self._count, self._sessions = threading.Lock(), 0, 0
         if library.sing_worker_seat(threads):
             raise WorkerError(_error(library))
 
@@ -205,6 +218,19 @@ class Seat:
         self._begin(control, (order, fds))
         if self._library.sing_worker_serve(self._threads):
             raise WorkerError(_error(self._library))
+        self._report()
+
+    def _report(self) -> None:
+        """Log what sharing the process has saved."""
+        counts = SeatCounts()
+        self._library.sing_worker_seat_figures(ctypes.byref(counts))
+        microseconds = counts.switch_ns / 1e3 / max(1, counts.switches)
+        print(
+            f"worker: {self._sessions} sessions, {counts.switches} switches of "
+            f"{microseconds:.0f} us, {counts.executed} calls executed, {counts.squashed} not "
+            f"(and {counts.recomputed} of those later)",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
 
     def host(self, control: socket.socket) -> None:
         """Serve one more session, of which the first order is still to come."""
@@ -213,6 +239,7 @@ class Seat:
     def _begin(self, control: socket.socket, first: tuple[Open, list[int]] | None) -> None:
         with self._changing:
             self._count += 1
+            self._sessions += 1
         given = (control, first)
         threading.Thread(target=self._execute, args=given, name="session", daemon=True).start()
 

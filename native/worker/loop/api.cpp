@@ -12,14 +12,16 @@
 #include "worker/loop/seat.h"
 #include "worker/loop/session.h"
 #include "worker/loop/warm.h"
+#include "worker/replicas/replicas.h"
 #include "worker/state/blocks.h"
 
 namespace {
 
+std::unique_ptr<sing::Seat> seat;
+std::unique_ptr<sing::Replicas> replicas;  // of the seat
 std::mutex sessions_mutex;
 std::map<int, std::shared_ptr<sing::Session>> sessions;  // under the mutex
 int sessions_opened = 0;                                 // under the mutex
-std::unique_ptr<sing::Seat> seat;
 thread_local std::string error;
 thread_local sing_worker_loss loss{};
 thread_local std::string lost_operation;
@@ -108,6 +110,7 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
     const sing::SessionFiles all{files->log,   files->client,   files->worker,   files->agent,
                                  files->arena, files->snapshot, files->readiness};
     options.seat = seat.get();
+    options.replicas = replicas.get();
     auto session = std::make_shared<sing::Session>(all, options);
     const std::lock_guard lock(sessions_mutex);
     sessions.emplace(sessions_opened, std::move(session));
@@ -119,6 +122,7 @@ int sing_worker_seat(int threads) {
   return guarded([&] {
     if (seat) throw std::runtime_error("the seat exists already");
     seat = std::make_unique<sing::Seat>(threads);
+    replicas = std::make_unique<sing::Replicas>();
     return 0;
   });
 }
@@ -132,6 +136,13 @@ int sing_worker_serve(int threads) {
 }
 
 void sing_worker_end_seat() { seat->end(); }
+
+void sing_worker_seat_figures(sing_worker_seat_counts* counts) {
+  const auto switches = seat->switches();
+  const auto figures = replicas->figures();
+  *counts = {switches.count,   switches.ns,       figures.executed,
+             figures.squashed, figures.recomputed, figures.bytes_shared};
+}
 
 void sing_worker_close(int number) {
   std::shared_ptr<sing::Session> session;

@@ -33,6 +33,14 @@ int sing_worker_seat(int threads);
 int sing_worker_serve(int threads);
 void sing_worker_end_seat();
 
+// See Seat::Switches and Replicas::Figures.
+struct sing_worker_seat_counts {
+  uint64_t switches, switch_ns;
+  uint64_t executed, squashed, recomputed;  // calls
+  uint64_t bytes_shared;
+};
+void sing_worker_seat_figures(struct sing_worker_seat_counts* counts);
+
 // Maps a session and returns its number. `device` is "cpu" or "cuda:N"; `threads` is the number of compute threads of a
 // software device (0: unchanged). Below `careful_until`, the device executes one record at a time.
 // `prepare`: load all of the snapshot, and do not touch the worker's page before the gate is

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "worker/loop/clock.h"
+
 namespace sing {
 
 void Seat::serve() {
@@ -14,7 +16,7 @@ void Seat::serve() {
     waiting_count_.store(waiting_.size(), std::memory_order_relaxed);
     turn.begun = true;
     present_ = &turn;
-    if (last_ != nullptr && last_ != &turn.orders) ++switches_;
+    if (last_ == &turn.orders) left_ns_ = 0;
     last_ = &turn.orders;
     lock.unlock();
     try {
@@ -22,7 +24,9 @@ void Seat::serve() {
     } catch (...) {
       turn.failure = std::current_exception();
     }
+    const uint64_t left_ns = monotonic_ns();
     lock.lock();
+    left_ns_ = waiting_.empty() ? 0 : left_ns;
     present_ = nullptr;
     turn.done = true;
     changed_.notify_all();
@@ -35,9 +39,10 @@ void Seat::end() {
   changed_.notify_all();
 }
 
-uint64_t Seat::switches() const {
-  const std::lock_guard lock(mutex_);
-  return switches_;
+void Seat::note_begun() noexcept {
+  if (left_ns_ == 0) return;
+  switches_.fetch_add(1, std::memory_order_relaxed);
+  switch_ns_.fetch_add(monotonic_ns() - left_ns_, std::memory_order_relaxed);
 }
 
 void Seat::take_turn(Orders& orders, const std::function<void()>& work) {

@@ -31,7 +31,13 @@ class Seat {
   // The executor: carries out turns, one at a time, until end().
   void serve();
   void end();
-  uint64_t switches() const;
+  // Turns that began while another session's turn had just ended, and the time between: from the end
+  // of the last record of one to the begin of the first record of the other.
+  struct Switches {
+    uint64_t count;
+    uint64_t ns;
+  };
+  Switches switches() const { return {switches_.load(), switch_ns_.load()}; }
   Helpers& helpers() { return helpers_; }
 
   // --- the thread of a session ---
@@ -40,6 +46,8 @@ class Seat {
   void take_turn(Orders& orders, const std::function<void()>& turn);
 
   // --- in a turn ---
+  // To be called when everything is ready for its first record.
+  void note_begun() noexcept;
   // True if another session waits for its turn.
   bool wanted() const;
 
@@ -65,7 +73,9 @@ class Seat {
   Turn* present_ = nullptr;
   std::atomic<size_t> waiting_count_{0};
   const Orders* last_ = nullptr;
-  uint64_t switches_ = 0;
+  uint64_t left_ns_ = 0;  // when the last turn ended, if another one waited; 0: none did
+  std::atomic<uint64_t> switches_{0};
+  std::atomic<uint64_t> switch_ns_{0};
   bool ended_ = false;
 };
 

@@ -304,14 +304,16 @@ void Session::take_turn() {
     Executor& executor;
   } entered(executor_);
   dry_since_ns_ = 0;
+  seat_->note_begun();
   while (!orders_.pending()) {
     if (execute_some()) {
       dry_since_ns_ = 0;
     } else {
       helpers_.waited();
-      if (!linger()) return;
+      if (!linger()) break;
     }
   }
+  state_.storages.settle();  // only the executor may call kernels
 }
 
 // At the end of the log: waits for further records. Returns false if the turn is to end.

@@ -84,7 +84,7 @@ TEST(sessions_in_a_seat_draw_the_numbers_that_they_draw_alone) {
     EXPECT(values == alone[who * 10 + made[who]]);
     ++made[who];
   }
-  EXPECT(seated.seat.switches() > 0);
+  EXPECT(seated.seat.switches().count <= 60);
 }
 
 TEST(a_generator_in_a_seat_survives_a_snapshot_taken_between_two_turns) {
@@ -128,7 +128,7 @@ TEST(a_session_keeps_its_turn_while_its_client_is_busy) {
   Seated seated(2);
   seated.start();
   EXPECT(seated[0].synchronize().ok());
-  const uint64_t before = seated.seat.switches();
+  const uint64_t before = seated.seat.switches().count;
   std::atomic<bool> over{false};
   std::thread other([&] {
     EXPECT(seated[1].synchronize().ok());
@@ -137,7 +137,7 @@ TEST(a_session_keeps_its_turn_while_its_client_is_busy) {
   for (int i = 0; i < 1000 && !over; ++i) seated[0].allocate({1});
   await_peers(seated[0], true);
   other.join();
-  EXPECT(seated.seat.switches() <= before + 2);
+  EXPECT(seated.seat.switches().count <= before + 2);
 }
 
 TEST(a_session_that_waits_for_its_turn_obeys_orders) {

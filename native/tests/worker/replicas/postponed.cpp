@@ -1,6 +1,6 @@
 // Calls that other sessions have executed, and whose results are not needed, are not executed.
 #include "oplog/settings.h"
-#include "tests/worker/replicas/seat.h"
+#include "tests/worker/replicas/company.h"
 
 using namespace sing;
 using namespace sing::test;
@@ -95,7 +95,7 @@ struct Pair {
     EXPECT_EQ(seat.figures().postponed, uint64_t{1});
     EXPECT_EQ(seat.figures().recomputed, uint64_t{0});
   }
-  Seat seat;
+  Company seat;
   std::vector<Tensor> tensors;
 };
 
@@ -103,7 +103,7 @@ struct Pair {
 
 TEST(postponed_steps_of_an_optimizer_are_executed_by_one_rank) {
   constexpr int kSteps = 3;
-  Seat seat(4, /*checks=*/false);
+  Company seat(4, /*checks=*/false);
   std::vector<std::unique_ptr<Optimizer>> optimizers;
   seat.each([&](Rank& rank) { optimizers.push_back(std::make_unique<Optimizer>(rank)); });
   uint64_t state_bytes = 0;
@@ -121,7 +121,7 @@ TEST(postponed_steps_of_an_optimizer_are_executed_by_one_rank) {
 }
 
 TEST(postponed_steps_of_an_optimizer_are_right) {
-  Seat seat(3);
+  Company seat(3);
   std::vector<std::unique_ptr<Optimizer>> optimizers;
   seat.each([&](Rank& rank) { optimizers.push_back(std::make_unique<Optimizer>(rank)); });
   for (int step = 0; step < 3; ++step) {
@@ -155,7 +155,7 @@ TEST(postponed_calls_are_executed_when_their_results_are_used) {
 }
 
 TEST(postponed_calls_keep_their_operands_as_they_were) {
-  Seat seat(2, /*checks=*/false);
+  Company seat(2, /*checks=*/false);
   std::vector<Tensor> results, operands;
   seat.each([&](Rank& rank) {
     operands.push_back(rank.constant(3));
@@ -219,7 +219,7 @@ TEST(postponed_calls_count_memory_as_executed_ones) {
 }
 
 TEST(postponed_calls_are_never_those_of_a_session_that_has_ended) {
-  Seat seat(2, /*checks=*/false);
+  Company seat(2, /*checks=*/false);
   const Tensor tensor = seat[0].constant(3);
   seat[0].scale({tensor}, 2);
   seat[0].host.wait_consumed();

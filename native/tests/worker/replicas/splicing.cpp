@@ -4,7 +4,7 @@
 #include <torch/library.h>
 
 #include "oplog/settings.h"
-#include "tests/worker/replicas/seat.h"
+#include "tests/worker/replicas/company.h"
 
 using namespace sing;
 using namespace sing::test;
@@ -41,7 +41,7 @@ void expect_stopped(Rank& rank, const std::string& operation) {
 }  // namespace
 
 TEST(splicing_holds_equal_uploads_once) {
-  Seat seat(3);
+  Company seat(3);
   std::vector<Tensor> tensors;
   seat.each([&](Rank& rank) { tensors.push_back(rank.constant(2)); });
   EXPECT_EQ(seat.figures().uploads_shared, uint64_t{2});
@@ -53,7 +53,7 @@ TEST(splicing_holds_equal_uploads_once) {
 }
 
 TEST(splicing_executes_calls_on_equal_operands_once) {
-  Seat seat(4);
+  Company seat(4);
   std::vector<std::vector<Tensor>> all;
   seat.each([&](Rank& rank) {
     // The numbers of storages differ between ranks.
@@ -75,7 +75,7 @@ TEST(splicing_executes_calls_on_equal_operands_once) {
 }
 
 TEST(splicing_executes_what_differs) {
-  Seat seat(3);
+  Company seat(3);
   const float values[] = {3, 4, 3};
   const double factors[] = {2, 2, 5};
   for (size_t i = 0; i < 3; ++i) {
@@ -88,7 +88,7 @@ TEST(splicing_executes_what_differs) {
 }
 
 TEST(splicing_tells_views_and_shared_storages_apart) {
-  Seat seat(2);
+  Company seat(2);
   // b[1:] += b[:-1] is another call than b[1:] += c[:-1].
   std::vector<std::vector<float>> results;
   seat.each([&](Rank& rank) {
@@ -112,7 +112,7 @@ TEST(splicing_tells_views_and_shared_storages_apart) {
 }
 
 TEST(splicing_depends_on_settings) {
-  Seat seat(2);
+  Company seat(2);
   seat.each([&](Rank& rank) {
     Settings settings{};
     read_settings(settings);
@@ -132,7 +132,7 @@ TEST(splicing_depends_on_settings) {
 }
 
 TEST(splicing_knows_no_random_numbers) {
-  Seat seat(2);
+  Company seat(2);
   seat.each([&](Rank& rank) {
     rank.host.generator(1, GeneratorAction::seed, 5);
     const Tensor tensor = rank.constant(0);
@@ -150,7 +150,7 @@ TEST(splicing_knows_no_random_numbers) {
 }
 
 TEST(splicing_finds_what_was_read_and_uploaded) {
-  Seat seat(3);
+  Company seat(3);
   std::vector<Tensor> weights;
   seat.each([&](Rank& rank) {
     if (weights.empty()) {
@@ -182,7 +182,7 @@ TEST(splicing_finds_what_was_read_and_uploaded) {
 }
 
 TEST(splicing_knows_uploads_in_pieces) {
-  Seat seat(2);
+  Company seat(2);
   std::vector<Tensor> tensors;
   const std::vector<float> values(Rank::kCount, 7);
   seat.each([&](Rank& rank) {
@@ -202,7 +202,7 @@ TEST(splicing_knows_uploads_in_pieces) {
 }
 
 TEST(splicing_knows_results_of_requests) {
-  Seat seat(2);
+  Company seat(2);
   std::vector<Tensor> results;
   seat.each([&](Rank& rank) {
     const Tensor a = rank.constant(3), b = rank.constant(5);
@@ -220,7 +220,7 @@ TEST(splicing_knows_results_of_requests) {
 }
 
 TEST(splicing_reports_failures_of_each_rank) {
-  Seat seat(2);
+  Company seat(2);
   seat.each([&](Rank& rank) {
     const uint32_t gather = rank.host.define("aten::gather");
     const Tensor from = rank.constant(3);
@@ -249,7 +249,7 @@ TEST(splicing_counts_memory_as_without_it) {
   };
   Rank alone(nullptr);
   const uint64_t expected = resident(alone);
-  Seat seat(2);
+  Company seat(2);
   EXPECT_EQ(resident(seat[0]), expected);
   EXPECT_EQ(resident(seat[1]), expected);
   EXPECT_EQ(seat.figures().squashed, uint64_t{2});
@@ -257,7 +257,7 @@ TEST(splicing_counts_memory_as_without_it) {
 
 TEST(splicing_checks_uploads) {
   // A hash that takes all bytes of one size for the same.
-  Seat seat(2, /*checks=*/true, 1 << 20,
+  Company seat(2, /*checks=*/true, 1 << 20,
             [](std::span<const std::byte> bytes) { return ContentId{2, bytes.size()}; });
   seat[0].constant(1);
   seat[0].host.wait_consumed();
@@ -266,7 +266,7 @@ TEST(splicing_checks_uploads) {
 }
 
 TEST(splicing_checks_calls_that_it_does_not_execute) {
-  Seat seat(2);
+  Company seat(2);
   call_undetermined(seat[0]);
   seat[0].host.wait_consumed();
   call_undetermined(seat[1]);

@@ -1,5 +1,5 @@
 // Bytes with several owners: changes, snapshots, restored sessions, and the end of the last owner.
-#include "tests/worker/replicas/seat.h"
+#include "tests/worker/replicas/company.h"
 
 using namespace sing;
 using namespace sing::test;
@@ -31,7 +31,7 @@ int snapshot_while(Rank& rank, const std::function<void()>& meanwhile) {
 }  // namespace
 
 TEST(versions_stay_when_one_owner_changes_its_bytes) {
-  Seat seat(3);
+  Company seat(3);
   std::vector<Tensor> tensors;
   seat.each([&](Rank& rank) { tensors.push_back(rank.constant(1)); });
   seat[1].scale({tensors[1]}, 2);
@@ -48,7 +48,7 @@ TEST(versions_stay_when_one_owner_changes_its_bytes) {
 }
 
 TEST(versions_stay_when_one_owner_is_overwritten_or_resized) {
-  Seat seat(4);
+  Company seat(4);
   std::vector<Tensor> tensors;
   seat.each([&](Rank& rank) { tensors.push_back(rank.constant(1)); });
   const std::vector<float> values(Rank::kCount, 5);
@@ -69,7 +69,7 @@ TEST(versions_stay_when_one_owner_is_overwritten_or_resized) {
 
 TEST(versions_in_a_snapshot_are_not_changed_by_other_owners) {
   for (const bool freed : {false, true}) {
-    Seat seat(2);
+    Company seat(2);
     std::vector<Tensor> tensors;
     seat.each([&](Rank& rank) { tensors.push_back(rank.constant(1, kLarge)); });
     const int fd = snapshot_while(seat[0], [&] {
@@ -84,7 +84,7 @@ TEST(versions_in_a_snapshot_are_not_changed_by_other_owners) {
 }
 
 TEST(versions_in_a_snapshot_are_not_changed_by_their_session) {
-  Seat seat(2);
+  Company seat(2);
   std::vector<Tensor> tensors;
   seat.each([&](Rank& rank) { tensors.push_back(rank.constant(1, kLarge)); });
   const int fd = snapshot_while(seat[0], [&] {
@@ -102,7 +102,7 @@ TEST(versions_in_a_snapshot_are_not_changed_by_their_session) {
 TEST(versions_of_restored_sessions_are_held_once_again) {
   // Loaded, and mapped from the arena.
   for (const uint64_t mapped_bytes : {uint64_t{1} << 40, uint64_t{4096}}) {
-    Seat seat(3, /*checks=*/true, mapped_bytes);
+    Company seat(3, /*checks=*/true, mapped_bytes);
     std::vector<std::vector<Tensor>> all;
     seat.each([&](Rank& rank) {
       all.push_back({rank.constant(1, kLarge), rank.constant(2), rank.constant(3, 10)});
@@ -131,7 +131,7 @@ TEST(versions_of_restored_sessions_are_held_once_again) {
 
 TEST(versions_end_with_their_last_owner) {
   for (int order = 0; order < 6; ++order) {
-    Seat seat(3);
+    Company seat(3);
     std::vector<Tensor> tensors;
     seat.each([&](Rank& rank) {
       tensors.push_back(rank.constant(1));

@@ -53,9 +53,9 @@ struct Rank {
   uint32_t add_each, mul_each, mul, normal;
 };
 
-struct Seat {
+struct Company {
   // `checks`: that what is derived to be equal is.
-  explicit Seat(size_t ranks, bool checks = true, uint64_t mapped_bytes = 1 << 20,
+  explicit Company(size_t ranks, bool checks = true, uint64_t mapped_bytes = 1 << 20,
                 Replicas::Hash hash = &Replicas::hash_bytes)
       : replicas(hash) {
     for (size_t i = 0; i < ranks; ++i) {
