@@ -21,6 +21,7 @@ from kernelproxy.common.ipc.framing import recv_message, send_message
 from kernelproxy.common.protocol import Compiled, Error, Spawn, Spawned, WorkerExited, ZygoteReady
 from kernelproxy.worker import graph_ops, op_imports
 from kernelproxy.worker import main as worker
+from kernelproxy.worker.library import load
 
 #: Main function of a worker in the forked child; its argument is the control socket.
 WorkerMain = Callable[[socket.socket], None]
@@ -63,7 +64,7 @@ def prepare(agent: socket.socket) -> tuple[ZygoteReady, ctypes.CDLL]:
     parts = build.ensure(info, report)
     import torch
 
-    library = worker.load(parts.worker)
+    library = load(parts.worker)
     graph_ops.register()
     op_imports.register()
     directory = str(Path(torch.__file__).parent)

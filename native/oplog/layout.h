@@ -66,7 +66,7 @@ struct ClientPage {
   Word<uint64_t> cells_ended;
   // The WorkerPage::answer_generation to which answer_taken refers.
   Word<uint64_t> answer_generation;
-  // Not 0 while the program waits for other ranks of its job. See Note [Seats] in
+  // Not 0 while the program waits for other ranks of its job. See Note [Turns] in
   // native/worker/loop/seat.h.
   Word<uint32_t> awaiting_peers;
 };

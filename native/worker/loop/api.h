@@ -1,8 +1,8 @@
-// C interface of libsing_worker, called by kernelproxy/worker/main.py through ctypes.
+// C interface of libsing_worker, called by kernelproxy/worker/library.py through ctypes.
 //
 // A thread of a worker calls run(), which executes a session's log until it is ordered to end;
 // another (Python) thread gives the orders. A process executes one session, or it is a seat, see
-// Note [Seats] in seat.h: then its main thread calls serve(), and each session has a thread that
+// Note [Turns] in seat.h: then its main thread calls serve(), and each session has a thread that
 // calls run(). Functions return 0, or a negative number with the text in sing_worker_error().
 #pragma once
 
@@ -41,16 +41,17 @@ struct sing_worker_seat_counts {
 };
 void sing_worker_seat_figures(struct sing_worker_seat_counts* counts);
 
-// Maps a session and returns its number. `device` is "cpu" or "cuda:N"; `threads` is the number of compute threads of a
-// software device (0: unchanged). Below `careful_until`, the device executes one record at a time.
-// `prepare`: load all of the snapshot, and do not touch the worker's page before the gate is
-// opened.
+// Maps a session and returns its number. `device` is "cpu" or "cuda:N"; `threads` is the number of
+// compute threads of a software device (0: unchanged). Below `careful_until`, the device executes
+// one record at a time. `prepare`: load all of the snapshot, and do not touch the worker's page
+// before the gate is opened.
 int sing_worker_open(const struct sing_worker_files* files, const char* device, int threads,
                      uint64_t epoch, const struct sing_worker_skip* skip, int skip_count,
                      uint64_t careful_until, int prepare);
 
-// Called by the thread that executes when the device has no memory for an operator. It makes other workers
-// give back what they keep, and returns when they have. For the sessions that this thread opens afterwards.
+// Called by the thread that executes when the device has no memory for an operator. It makes other
+// workers give back what they keep, and returns when they have. For the sessions that this thread
+// opens afterwards.
 void sing_worker_on_no_room(void (*ask)(void));
 
 // Executes until sing_worker_end() or a corrupt record. Returns 0 after an end; 1 if the log is
@@ -103,7 +104,8 @@ struct sing_worker_taken {
 // snapshot's contents can no longer change, which is long before they are copied. Works before
 // run(), during run() (from another thread), and with a closed gate. Only one at a time, and not
 // together with trim() or adopt().
-int sing_worker_snapshot(int session, int manner, void (*frozen)(void), struct sing_worker_taken* taken);
+int sing_worker_snapshot(int session, int manner, void (*frozen)(void),
+                         struct sing_worker_taken* taken);
 // Makes a snapshot in progress use all resources that it can get.
 void sing_worker_hurry(int session);
 // Frees the memory of snapshots before AgentPage::retained.

@@ -57,8 +57,8 @@ void Orders::sleep(const Word<uint64_t>& word, uint64_t seen, std::chrono::nanos
   // The client changes the word, and other threads give orders, before they check whether this
   // thread sleeps. So one of the two sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (!poked_.load(std::memory_order_seq_cst) &&
-      word.load(std::memory_order_seq_cst) == seen && !pending_.load(std::memory_order_seq_cst)) {
+  if (!poked_.load(std::memory_order_seq_cst) && word.load(std::memory_order_seq_cst) == seen &&
+      !pending_.load(std::memory_order_seq_cst)) {
     futex_wait(low_half(word), static_cast<uint32_t>(seen), limit);
   }
   poked_.store(false, std::memory_order_seq_cst);  // the caller looks for what was to be seen

@@ -59,9 +59,8 @@ void Seat::take_turn(Orders& orders, const std::function<void()>& work) {
     --present->wakers;
     changed_.notify_all();
   }
-  changed_.wait(lock, [&] {
-    return (turn.done && turn.wakers == 0) || (!turn.begun && orders.pending());
-  });
+  changed_.wait(
+      lock, [&] { return (turn.done && turn.wakers == 0) || (!turn.begun && orders.pending()); });
   if (!turn.begun) {
     std::erase(waiting_, &turn);
     waiting_count_.store(waiting_.size(), std::memory_order_relaxed);

@@ -1,11 +1,11 @@
 // The sessions that one process executes, one at a time: those of a job's ranks on one device.
 //
-// Note [Seats]. Each rank has all compute threads of the device while it executes, and gives them to
-// the next one when it waits for its peers: once in a training step, when its activations are gone.
-// One thread, the executor, executes the records of all sessions, so that there is one team of
-// compute threads, and a switch is a few microseconds of that thread. Each session has a thread of
-// its own besides, which sleeps until its client has written records or orders come, and parks when
-// they require that; it does nothing while its session has its turn.
+// Note [Turns]. Each rank has all compute threads of the device while it executes, and gives them
+// to the next one when it waits for its peers: once in a training step, when its activations are
+// gone. One thread, the executor, executes the records of all sessions, so that there is one team
+// of compute threads, and a switch is a few microseconds of that thread. Each session has a thread
+// of its own besides, which sleeps until its client has written records or orders come, and parks
+// when they require that; it does nothing while its session has its turn.
 #pragma once
 
 #include <atomic>
@@ -31,8 +31,8 @@ class Seat {
   // The executor: carries out turns, one at a time, until end().
   void serve();
   void end();
-  // Turns that began while another session's turn had just ended, and the time between: from the end
-  // of the last record of one to the begin of the first record of the other.
+  // Turns that began while another session's turn had just ended, and the time between: from the
+  // end of the last record of one to the begin of the first record of the other.
   struct Switches {
     uint64_t count;
     uint64_t ns;

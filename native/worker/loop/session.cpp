@@ -49,10 +49,6 @@ constexpr uint64_t kPreemptedNs = 150'000;    // without a read of the clock: ot
                                               // the core
 constexpr uint64_t kCrowdedNs = 200'000'000;  // time for which they are expected to need it again
 
-// In a seat, a session whose client is this late with the next record gives up its turn if another
-// session waits for one.
-constexpr uint64_t kLingerNs = 1'000'000;
-
 // Without this, timers are late by 50 us.
 constexpr unsigned long kTimerSlackNs = 1'000;
 
@@ -277,61 +273,6 @@ bool Session::execute_some() {
   const uint64_t head = checked_head();
   if (head == consumed_) return false;
   drain(std::min({head, consumed_ + kStretchBytes, awaited}), head);
-  return true;
-}
-
-// See Note [Seats]. What this thread does between two turns, and what the executor does in one,
-// exclude each other.
-void Session::take_turns() {
-  const std::function<void()> turn = [this] { take_turn(); };
-  while (!orders_.pending() || obey()) {
-    if (state_.storages.holds_freed()) let_go();
-    if (client_->head.load(std::memory_order_acquire) != consumed_ ||
-        consumed_ >= awaited_.load(std::memory_order_acquire)) {
-      seat_->take_turn(orders_, turn);
-    } else {
-      sleep();
-    }
-  }
-}
-
-void Session::take_turn() {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const c10::NoGradGuard no_grad;
-  struct Entered {
-    explicit Entered(Executor& executor) : executor(executor) { executor.enter(); }
-    ~Entered() { executor.leave(); }
-    Executor& executor;
-  } entered(executor_);
-  dry_since_ns_ = 0;
-  seat_->note_begun();
-  while (!orders_.pending()) {
-    if (execute_some()) {
-      dry_since_ns_ = 0;
-    } else {
-      helpers_.waited();
-      if (!linger()) break;
-    }
-  }
-  state_.storages.settle();  // only the executor may call kernels
-}
-
-// At the end of the log: waits for further records. Returns false if the turn is to end.
-bool Session::linger() {
-  if (!seat_->wanted()) {
-    idle();
-    return true;
-  }
-  const uint64_t now = monotonic_ns();
-  if (dry_since_ns_ == 0) dry_since_ns_ = now;
-  const uint64_t lingered = now - dry_since_ns_;
-  if (lingered >= kLingerNs || client_->awaiting_peers.load() != 0) return false;
-  Spin spin(kSpinsWithThreads);
-  while (client_->head.load(std::memory_order_acquire) == consumed_) {
-    if (spin.once()) continue;
-    orders_.sleep(client_->head, consumed_, std::chrono::nanoseconds(kLingerNs - lingered));
-    break;
-  }
   return true;
 }
 

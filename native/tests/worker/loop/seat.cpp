@@ -1,4 +1,4 @@
-// Sessions that one thread executes by turns: see Note [Seats] in worker/loop/seat.h.
+// Sessions that one thread executes by turns: see Note [Turns] in worker/loop/seat.h.
 #include "worker/loop/seat.h"
 
 #include <sched.h>

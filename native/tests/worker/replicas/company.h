@@ -56,7 +56,7 @@ struct Rank {
 struct Company {
   // `checks`: that what is derived to be equal is.
   explicit Company(size_t ranks, bool checks = true, uint64_t mapped_bytes = 1 << 20,
-                Replicas::Hash hash = &Replicas::hash_bytes)
+                   Replicas::Hash hash = &Replicas::hash_bytes)
       : replicas(hash) {
     for (size_t i = 0; i < ranks; ++i) {
       this->ranks.push_back(std::make_unique<Rank>(&replicas, checks, mapped_bytes));

@@ -258,7 +258,7 @@ TEST(splicing_counts_memory_as_without_it) {
 TEST(splicing_checks_uploads) {
   // A hash that takes all bytes of one size for the same.
   Company seat(2, /*checks=*/true, 1 << 20,
-            [](std::span<const std::byte> bytes) { return ContentId{2, bytes.size()}; });
+               [](std::span<const std::byte> bytes) { return ContentId{2, bytes.size()}; });
   seat[0].constant(1);
   seat[0].host.wait_consumed();
   seat[1].constant(2);

@@ -1,0 +1,74 @@
+// What a session does in a seat: see Note [Turns] in seat.h.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+
+#include "worker/loop/clock.h"
+#include "worker/loop/session.h"
+#include "worker/loop/spin.h"
+
+namespace sing {
+
+namespace {
+
+// In a seat, a session whose client is this late with the next record gives up its turn if another
+// session waits for one.
+constexpr uint64_t kLingerNs = 1'000'000;
+
+}  // namespace
+
+// What this thread does between two turns, and what the executor does in one,
+// exclude each other.
+void Session::take_turns() {
+  const std::function<void()> turn = [this] { take_turn(); };
+  while (!orders_.pending() || obey()) {
+    if (state_.storages.holds_freed()) let_go();
+    if (client_->head.load(std::memory_order_acquire) != consumed_ ||
+        consumed_ >= awaited_.load(std::memory_order_acquire)) {
+      seat_->take_turn(orders_, turn);
+    } else {
+      sleep();
+    }
+  }
+}
+
+void Session::take_turn() {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::NoGradGuard no_grad;
+  struct Entered {
+    explicit Entered(Executor& executor) : executor(executor) { executor.enter(); }
+    ~Entered() { executor.leave(); }
+    Executor& executor;
+  } entered(executor_);
+  dry_since_ns_ = 0;
+  seat_->note_begun();
+  while (!orders_.pending()) {
+    if (execute_some()) {
+      dry_since_ns_ = 0;
+    } else {
+      helpers_.waited();
+      if (!linger()) break;
+    }
+  }
+  state_.storages.settle();  // only the executor may call kernels
+}
+
+// At the end of the log: waits for further records. Returns false if the turn is to end.
+bool Session::linger() {
+  if (!seat_->wanted()) {
+    idle();
+    return true;
+  }
+  const uint64_t now = monotonic_ns();
+  if (dry_since_ns_ == 0) dry_since_ns_ = now;
+  const uint64_t lingered = now - dry_since_ns_;
+  if (lingered >= kLingerNs || client_->awaiting_peers.load() != 0) return false;
+  Spin spin(kSpinsWithThreads);
+  while (client_->head.load(std::memory_order_acquire) == consumed_) {
+    if (spin.once()) continue;
+    orders_.sleep(client_->head, consumed_, std::chrono::nanoseconds(kLingerNs - lingered));
+    break;
+  }
+  return true;
+}
+
+}  // namespace sing
