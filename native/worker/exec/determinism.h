@@ -42,7 +42,8 @@ class Determinism {
 
   // That of which the settings are applied; null: torch's initial ones are.
   static Determinism* applied_;
-  static std::mutex mutex_;  // of applied_, and of torch's settings
+  static Settings applied_settings_;  // the program's, if applied_
+  static std::mutex mutex_;           // of these, and of torch's settings
 
   const Settings initial_;
   bool on_ = false;
