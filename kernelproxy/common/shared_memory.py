@@ -145,6 +145,7 @@ class ClientPage(Page):
     cell_changed_ns = Word(264)
     cells_ended = Word(272)
     answer_generation = Word(280)
+    awaiting_peers = Word(288, 4)
 
 
 class WorkerPage(Page):

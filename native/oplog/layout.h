@@ -166,7 +166,8 @@ static_assert(
     offsetof(ClientPage, memory_peak) == 200 && offsetof(ClientPage, memory_wanted) == 208 &&
     offsetof(ClientPage, want_sequence) == 216 && offsetof(ClientPage, operators) == 224 &&
     offsetof(ClientPage, cells_running) == 256 && offsetof(ClientPage, cell_changed_ns) == 264 &&
-    offsetof(ClientPage, cells_ended) == 272 && offsetof(ClientPage, answer_generation) == 280);
+    offsetof(ClientPage, cells_ended) == 272 && offsetof(ClientPage, answer_generation) == 280 &&
+    offsetof(ClientPage, awaiting_peers) == 288);
 static_assert(
     offsetof(WorkerPage, consumed) == 64 && offsetof(WorkerPage, completed) == 72 &&
     offsetof(WorkerPage, bell) == 128 && offsetof(WorkerPage, asleep) == 132 &&

@@ -32,6 +32,7 @@ def run_suite(out: Path, *arguments: str) -> dict[str, dict[str, str]]:
     return outcomes
 
 
+@pytest.mark.alone
 def test_steps_of_the_suite_pass_on_a_software_device(tmp_path: Path) -> None:
     steps = ["machine", "faults", "moves"]
     found = run_suite(tmp_path, "--device", "cpu", "--seconds", "5000", "--only", *steps)
