@@ -64,10 +64,8 @@ class SeatCounts(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_uint64)
-        for name in (
-            "switches", "switch_ns", "executed", "squashed", "recomputed", "bytes_shared",
-        )
-    ]  # fmt: skip
+        for name in ("switches", "switch_ns", "executed", "squashed", "recomputed")
+    ]
 
 
 class SkippedRecord(ctypes.Structure):

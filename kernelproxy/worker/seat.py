@@ -37,6 +37,8 @@ class SeatServer:
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library, self._threads = library, threads
         self._changing, self._count, self._sessions = threading.Lock(), 0, 0
+        #: Connection of the session that has ended last: it ends with the process.
+        self.last: socket.socket | None = None
         if library.sing_worker_seat(threads):
             raise WorkerError(error(library))
 
@@ -82,7 +84,8 @@ class SeatServer:
         with self._changing:
             self._count -= 1
             is_last = self._count == 0
-        if is_last:  # the connection ends with the process
+        if is_last:
+            self.last = control
             self._library.sing_worker_end_seat()
             return
         # Its end says that the memory is free; another thread may still wait for orders.

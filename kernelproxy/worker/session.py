@@ -98,6 +98,15 @@ class WorkerSession:
             why = error(library)
             self._send(Error(why, "no-room" if "out of memory" in why else "failed"))
             return
+        try:
+            self._run(order)
+        finally:
+            if self._host is not None:  # else the process ends, which is faster
+                library.sing_worker_close(self._number)
+
+    def _run(self, order: Open) -> None:
+        """Execute the log of the opened session."""
+        library = self._library
         library.sing_worker_lease(self._number, 0, 0)
         if not order.prepare:
             library.sing_worker_gate(self._number, int(order.gate))
@@ -113,8 +122,6 @@ class WorkerSession:
             self._send(Ended(error(library)))
         elif result != 0:
             raise WorkerError(error(library))  # not the log's fault: another worker may succeed
-        if self._host is not None:
-            library.sing_worker_close(self._number)
 
     def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; without the agent, its connection ends, which the control thread notices.

@@ -140,8 +140,7 @@ void sing_worker_end_seat() { seat->end(); }
 void sing_worker_seat_figures(sing_worker_seat_counts* counts) {
   const auto switches = seat->switches();
   const auto figures = replicas->figures();
-  *counts = {switches.count,   switches.ns,        figures.executed,
-             figures.squashed, figures.recomputed, figures.bytes_shared};
+  *counts = {switches.count, switches.ns, figures.executed, figures.squashed, figures.recomputed};
 }
 
 void sing_worker_close(int number) {

@@ -117,6 +117,7 @@ void Storages::postpone(Slot& slot, std::shared_ptr<Postponed> call, uint32_t ma
   slot.content = id;
   slot.postponed = std::move(call);
   slot.made = made;
+  has_postponed_ = true;
 }
 
 void Storages::bind_postponed(uint32_t id, uint64_t bytes, std::shared_ptr<Postponed> call,
@@ -133,10 +134,11 @@ void Storages::compute(Slot& slot) {
 }
 
 void Storages::settle() {
-  if (!replicas_) return;
+  if (!has_postponed_) return;
   for (Slot& slot : slots_) {
     if (slot.postponed) compute(slot);
   }
+  has_postponed_ = false;
 }
 
 void Storages::bind(uint32_t id, Share share) {

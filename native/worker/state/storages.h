@@ -238,6 +238,7 @@ class Storages {
   Replicas* replicas_;
   const uint32_t session_;  // its number in the seat
   const bool check_splicing_;
+  bool has_postponed_ = false;  // some slots may be postponed
   bool enforced_ = true;
   bool lenient_ = false;    // see Note [Overdraft]
   uint64_t overdrawn_ = 0;  // bytes beyond the grant
