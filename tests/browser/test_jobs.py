@@ -53,6 +53,22 @@ AGAIN = """shape = net(torch.ones(1, 8, device="cuda")).shape
 print("kept:", torch.equal(net.weight.cpu(), weight), shape)"""
 
 
+def await_job(screen: Screen, where: str | None) -> None:
+    """Wait until the page knows where the notebook's job runs, or that it has none.
+
+    Rows that come and go move others: the panel is shown once they are what a test expects.
+    """
+    screen.pill.click()
+    patient(screen.popover).to_be_visible()
+    started = patient(screen.popover.get_by_text(re.compile("^Started from here:")))
+    if where is None:
+        started.to_have_count(0)
+    else:
+        started.to_have_text(re.compile(where))
+    screen.show("started")
+    screen.page.keyboard.press("Escape")
+
+
 @pytest.mark.parametrize("lab", [(TWO, "--SingExtension.idle_timeout=0")], indirect=True)
 def test_ranks_of_a_notebook_are_below_it_while_they_train(lab: Lab, screen: Screen) -> None:
     write_notebook(lab.root / "lessons" / "train.ipynb", TRAIN, JOB, AGAIN)
@@ -61,6 +77,7 @@ def test_ranks_of_a_notebook_are_below_it_while_they_train(lab: Lab, screen: Scr
     screen.run(1, wait=False)
     wait_until(lambda: sum(each["ranks"] == 2 for each in lab.sessions()) == 2)
 
+    await_job(screen, "2 ranks on 2 GPUs$")
     panel = screen.page.get_by_role("tab", name="Running Terminals and Kernels")
     panel.click()
     tree = screen.page.get_by_role("region", name="GPUs Section").get_by_role("tree")
@@ -77,18 +94,14 @@ def test_ranks_of_a_notebook_are_below_it_while_they_train(lab: Lab, screen: Scr
     other = {"cpu:0": "cpu:1", "cpu:1": "cpu:0"}[session["device"]]
     part = tree.locator(f"[data-context='{other}'] .jp-Sing-jobItem .jp-Sing-rowWord")
     patient(part).to_have_text("1 of 2 ranks")
-
-    screen.pill.click()
-    patient(screen.popover).to_contain_text("Started from here: 2 ranks on 2 GPUs")
     screen.show("ranks")
-    screen.page.keyboard.press("Escape")
 
-    # Rows that end move those below them; in a panel that is not shown, that is no jump.
     screen.page.get_by_role("tab", name=re.compile("^File Browser")).click()
     (lab.root / "lessons" / "stop").touch()
     screen.finish(1)
     for rank in range(2):
         patient(screen.cell(1)).to_contain_text(f"rank {rank} on cuda:{rank}: True")
+    await_job(screen, None)
     panel.click()
     patient(tree.locator(".jp-Sing-jobItem")).to_have_count(0)
     patient(tree.locator(".jp-Sing-session")).to_have_count(1)
@@ -135,9 +148,9 @@ def test_a_job_is_squeezed_by_a_premium_cell_and_grows_again(
     job = notebook.locator(".jp-Sing-jobItem .jp-Sing-row").first
 
     def see_job(count: str, reason: str, name: str) -> None:
-        # Rows that come and go move others; in a panel that is not shown, that is no jump.
+        await_job(screen, count)
         screen.page.get_by_role("tab", name="Running Terminals and Kernels").click()
-        patient(job.locator(".jp-Sing-rowWord")).to_have_text(re.compile(count))
+        patient(job.locator(".jp-Sing-rowWord")).to_have_text(re.compile(f"^{count}"))
         patient(job).to_have_attribute("title", re.compile(re.escape(reason)))
         screen.show(name)
         screen.page.get_by_role("tab", name=re.compile("^File Browser")).click()
@@ -147,16 +160,16 @@ def test_a_job_is_squeezed_by_a_premium_cell_and_grows_again(
         assert alice.answer() == ["ready"]
         screen.run(1, wait=False)
         wait_until(lambda: on_devices(lab) == 2)
-        see_job("^4 ranks on 2 GPUs$", ON_TWO, "job-on-two")
+        see_job("4 ranks on 2 GPUs$", ON_TWO, "job-on-two")
         alice.ask(str(enough))
         try:
             wait_until(lambda: on_devices(lab) == 1)
-            see_job("^4 ranks on Simulated GPU [01]$", ON_ONE, "job-squeezed")
+            see_job("4 ranks on Simulated GPU [01]$", ON_ONE, "job-squeezed")
         finally:
             enough.touch()
         assert alice.answer()
     wait_until(lambda: on_devices(lab) == 2)
-    see_job("^4 ranks on 2 GPUs$", ON_TWO, "job-on-two-again")
+    see_job("4 ranks on 2 GPUs$", ON_TWO, "job-on-two-again")
     (lab.root / "stop").touch()
     screen.finish(1)
     for number in range(4):

@@ -64,6 +64,13 @@ class ServedProcess:
             pass
         self.end_session(channel)
 
+    def die(self) -> None:
+        """End the process, and its connections with it, before the event loop notices."""
+        self.process.kill()
+        self.process.wait()
+        for each in self.sessions:
+            each.close()
+
     def end_session(self, channel: Channel) -> None:
         """End a session, or the process with the last one."""
         if channel in self.sessions:
@@ -133,7 +140,7 @@ class SeatedJob:
 
     def crash(self) -> None:
         """End the process as by a fault of its own."""
-        os.kill(self.zygote.forked[-1].process.pid, signal.SIGKILL)
+        self.zygote.forked[-1].die()
 
 
 @asynccontextmanager
