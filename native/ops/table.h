@@ -325,8 +325,6 @@ constexpr Row kRows[] = {
     {.name = "aten::baddbmm.dtype_out", .substitute = ON_WORKER(into_last<sing::product_onto_in>)},
     {.name = "aten::_scaled_dot_product_efficient_attention_backward",
      .gpu_substitute = ON_WORKER(efficient_attention_backward)},
-    {.name = "aten::_scaled_dot_product_cudnn_attention_backward",
-     .gpu_substitute = ON_WORKER(cudnn_attention_backward)},
 };
 
 }  // namespace

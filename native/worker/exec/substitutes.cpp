@@ -224,7 +224,7 @@ void call_torchs_own(const char* name, Stack& stack) {
 // Note [Seeds]. On a GPU, some kernels of attention leave the seeds of their dropout in host memory
 // and read them there in the backward pass. A session's tensors are all on its device, so the seeds
 // are copied back for that. If nothing was dropped, any seed will do, and there is no need to wait
-// for the device.
+// for the device. (The seeds of cuDNN's attention are on the device, and must be.)
 void bring_seeds_back(Stack& stack, size_t seed, size_t dropout, const char* name) {
   const bool dropped = stack[dropout].toDouble() != 0;
   for (size_t i = seed; i < seed + 2; ++i) {
@@ -237,10 +237,6 @@ void bring_seeds_back(Stack& stack, size_t seed, size_t dropout, const char* nam
 
 void efficient_attention_backward(Stack& stack) {
   bring_seeds_back(stack, 7, 9, "aten::_scaled_dot_product_efficient_attention_backward");
-}
-
-void cudnn_attention_backward(Stack& stack) {
-  bring_seeds_back(stack, 6, 13, "aten::_scaled_dot_product_cudnn_attention_backward");
 }
 
 // Products of low precision whose results are kept in a higher one.
