@@ -9,6 +9,7 @@
 #include <ATen/ops/_cudnn_rnn.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/gru_native.h>
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/mkldnn_rnn_layer.h>
@@ -18,6 +19,7 @@
 #include "client/log/forks.h"
 #include "client/log/session.h"
 #include "client/ops/tensors.h"
+#include "client/torch/generators.h"
 
 namespace sing::client {
 
@@ -67,21 +69,29 @@ bool uses_cudnn(const at::Tensor& input, at::TensorList state, size_t states,
 std::mutex states_mutex;
 const HeldAtFork held_states(states_mutex);
 
-// State from which cuDNN draws its dropout: torch, too, keeps it as long as the process lives.
+struct DropoutState {
+  uint64_t seedings = 0;
+  at::Tensor buffer;
+};
+
+// State from which cuDNN draws its dropout. As in torch, the device's generator gives it a seed, and
+// it is kept until that generator gets another state.
 at::Tensor dropout_state(const at::Tensor& input, double dropout, bool train) {
   if (dropout == 0 || !train) return {};
   // By the process, as forked children have these tensors, too: Note [Opening] in session.h.
-  static auto* const states = new std::map<std::pair<uint32_t, double>, at::Tensor>();
+  static auto* const states = new std::map<uint32_t, DropoutState>();
+  const uint64_t seedings = default_seedings();
   {
     std::lock_guard lock(states_mutex);
-    const auto known = states->find({generation, dropout});
-    if (known != states->end()) return known->second;
+    const auto known = states->find(generation);
+    if (known != states->end() && known->second.seedings == seedings) return known->second.buffer;
   }
-  const auto seed = static_cast<int64_t>(c10::detail::getNonDeterministicRandom() >> 1);
+  const auto seed =
+      at::empty({}, input.options().dtype(at::kLong)).random_(default_generator()).item<int64_t>();
   const at::Tensor fresh =
       at::_cudnn_init_dropout_state(dropout, train, seed, input.options().dtype(at::kByte));
   std::lock_guard lock(states_mutex);
-  return states->try_emplace({generation, dropout}, fresh).first->second;
+  return ((*states)[generation] = {seedings, fresh}).buffer;
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn(int64_t mode, const at::Tensor& input,

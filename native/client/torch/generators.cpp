@@ -44,6 +44,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
 
   void set_current_seed(uint64_t seed) override {
     seed_ = seed;
+    ++seedings_;
     // A seed is no use of the device: each child of a DataLoader sets it.
     if (number() == 0 && !Session::connected()) return;
     tell_seed();
@@ -54,6 +55,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     Session::get().append(RecordKind::generator, out.view());
   }
   uint64_t current_seed() const override { return seed_; }
+  uint64_t seedings() const { return seedings_; }
   uint64_t seed() override {
     set_current_seed(c10::detail::getNonDeterministicRandom(true));
     return seed_;
@@ -61,6 +63,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   // A GPU's state is a seed and an offset. The software device has the CPU's generator, and raises
   // its error.
   void set_offset(uint64_t offset) override {
+    ++seedings_;
     auto bytes = state_bytes();
     check_offset(bytes);
     std::memcpy(bytes.data() + sizeof(uint64_t), &offset, sizeof(offset));
@@ -75,6 +78,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   }
 
   void set_state(const c10::TensorImpl& state) override {
+    ++seedings_;
     TORCH_CHECK_TYPE(state.dtype() == caffe2::TypeMeta::Make<uint8_t>() && state.is_contiguous() &&
                          state.device().is_cpu(),
                      "RNG state must be a torch.ByteTensor");
@@ -111,6 +115,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   const uint32_t number_;
   const uint32_t made_in_ = generation;
   uint64_t seed_ = c10::default_rng_seed_val;
+  std::atomic<uint64_t> seedings_{0};
 };
 
 std::atomic<uint32_t> next_number{1};
@@ -141,6 +146,11 @@ void put_back_default_generator() { append_copy(0, spare()); }
 const at::Generator& default_generator() {
   static const auto* generator = new at::Generator(c10::make_intrusive<DeviceGenerator>(0u, 0));
   return *generator;
+}
+
+uint64_t default_seedings() {
+  return static_cast<const DeviceGenerator*>(default_generator().unsafeGetGeneratorImpl())
+      ->seedings();
 }
 
 void tell_default_generator() {

@@ -7,6 +7,8 @@ namespace sing::client {
 
 // The device's default generator, number 0.
 const at::Generator& default_generator();
+// How often it was given a seed or a state.
+uint64_t default_seedings();
 at::Generator new_generator(c10::DeviceIndex label);
 // Tells a session that was just opened the seed that was set before; see Note [Opening] in
 // session.h.
