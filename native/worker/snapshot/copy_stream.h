@@ -40,7 +40,7 @@ class CopyStream {
   void let_computing_wait(const c10::Event& event) const;
 
  private:
-  static constexpr size_t kBuffers = 8;
+  static constexpr size_t kBuffers = 16;
 
   EventPtr record() const;
 

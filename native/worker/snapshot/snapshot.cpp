@@ -16,12 +16,24 @@ namespace sing {
 
 namespace {
 
-constexpr unsigned kThreadsMax = 4;
+constexpr unsigned kThreadsMax = 8;
+// With more threads than this, writers of the arena would wait for each other; with fewer, a
+// mapping costs more than it gains (measured: pages of a mapping are cleared first).
+constexpr unsigned kWritersMax = 3;
 // Storages up to this size are loaded first: many operators need only these.
 constexpr uint64_t kSmallBytes = 1 << 20;
 // Number of bits for versions that one worker may give to extents; those of the next worker are
 // higher.
 constexpr int kVersionBits = 40;
+
+// Closes the arena's view, if there is one, at the end.
+struct ArenaView {
+  explicit ArenaView(Arena& arena) : arena(arena) {}
+  ArenaView(const ArenaView&) = delete;
+  ArenaView& operator=(const ArenaView&) = delete;
+  ~ArenaView() { arena.close_view(); }
+  Arena& arena;
+};
 
 }  // namespace
 
@@ -190,6 +202,7 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   if (manner == Manner::patient) await_moment(page);
   const c10::DeviceGuard device(state_.device);  // this thread's current one may be another
   const uint64_t began = monotonic_ns(), settling = saves_.settling_ns();
+  const ArenaView view(arena_);
   loads_.await_arrivals();  // the snapshot must not refer to bytes that may never arrive
   give_up_older();
   Making making(free_ranges());
@@ -277,6 +290,7 @@ void Snapshots::freeze(Making& making) {
   if (!making.saves.empty()) saves_.begin();
   making.small.start(state_.device);
   arena_.grow(making.free.end());
+  if (threads() > kWritersMax && !making.saves.empty()) arena_.open_view();
   for (uint32_t id = 0; id < state_.storages.all().size(); ++id) {
     Slot& slot = state_.storages.all()[id];
     if (!slot.storage || slot.saved) continue;

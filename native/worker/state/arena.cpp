@@ -1,18 +1,31 @@
 #include "worker/state/arena.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <stdexcept>
 
 #include "oplog/mapping.h"
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // since Linux 5.14
+#endif
+
 namespace sing {
 
 namespace {
+
+// Gives a mapping its pages. Without memory for them this fails, where a write would be fatal.
+bool has_pages(std::span<std::byte> mapped) noexcept {
+  const auto begin = reinterpret_cast<uintptr_t>(mapped.data()) / kPageBytes * kPageBytes;
+  const auto end = reinterpret_cast<uintptr_t>(mapped.data() + mapped.size());
+  return madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE) == 0;
+}
 
 uint64_t whole_pages(uint64_t count) { return (count + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
@@ -60,7 +73,23 @@ void Arena::read(uint64_t offset, std::span<std::byte> into) const {
 }
 
 void Arena::write(uint64_t offset, std::span<const std::byte> bytes) {
-  write_file(file_.fd(), offset, bytes);
+  if (offset + bytes.size() <= view_.size() && has_pages(view_.subspan(offset, bytes.size()))) {
+    std::memcpy(view_.data() + offset, bytes.data(), bytes.size());
+  } else {
+    write_file(file_.fd(), offset, bytes);
+  }
+}
+
+void Arena::open_view() noexcept {
+  close_view();
+  const size_t count = bytes();
+  void* const found = mmap(nullptr, count, PROT_READ | PROT_WRITE, MAP_SHARED, file_.fd(), 0);
+  if (found != MAP_FAILED) view_ = {static_cast<std::byte*>(found), count};
+}
+
+void Arena::close_view() noexcept {
+  if (!view_.empty()) munmap(view_.data(), view_.size());
+  view_ = {};
 }
 
 bool Arena::map(uint64_t offset, std::span<std::byte> place) const noexcept {

@@ -46,12 +46,20 @@ class Arena {
  public:
   // The caller keeps ownership of `fd`.
   explicit Arena(int fd);
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena() { close_view(); }
 
   uint64_t bytes() const;
   // Makes the file at least as long as `bytes`.
   void grow(uint64_t bytes);
   void read(uint64_t offset, std::span<std::byte> into) const;
+  // From any thread.
   void write(uint64_t offset, std::span<const std::byte> bytes);
+  // Maps the file for write() until close_view(), while no thread writes. Threads that write to
+  // the file itself take turns in the kernel (it locks the file), those that write to memory do not.
+  void open_view() noexcept;
+  void close_view() noexcept;
   // Maps the bytes from `offset` in place of what is mapped there, copy-on-write, so that writes
   // stay private. Returns false if the process has reached its limit of mappings.
   bool map(uint64_t offset, std::span<std::byte> place) const noexcept;
@@ -60,6 +68,7 @@ class Arena {
 
  private:
   File file_;
+  std::span<std::byte> view_;
 };
 
 // The unused ranges of an arena.

@@ -133,3 +133,30 @@ TEST(memory_of_a_mapped_storage_is_given_back) {
     for (uint64_t at = 0; at < kRoom; at += kPageBytes) EXPECT(is_unmapped(data + at));
   }
 }
+
+TEST(what_is_written_through_a_view_is_in_the_file) {
+  const File file(memfd_create("arena", 0));
+  Arena arena(file.fd());
+  constexpr uint64_t kPiece = (1 << 20) + 7;
+  arena.grow(4 * (kPiece + kPageBytes));
+  arena.open_view();
+  {
+    std::vector<std::jthread> writers;
+    for (uint64_t i = 0; i < 4; ++i) {
+      writers.emplace_back([&arena, i] {
+        arena.write(i * kPiece, Bytes(kPiece, static_cast<std::byte>(i + 1)));
+      });
+    }
+  }
+  arena.grow(6 * kPiece);  // the view is as long as the file was
+  arena.write(5 * kPiece - 1, Bytes(kPiece, kNine));
+  arena.close_view();
+  for (uint64_t i = 0; i < 4; ++i) {
+    Bytes found(kPiece);
+    arena.read(i * kPiece, found);
+    EXPECT(found == Bytes(kPiece, static_cast<std::byte>(i + 1)));
+  }
+  Bytes found(kPiece);
+  arena.read(5 * kPiece - 1, found);
+  EXPECT(found == Bytes(kPiece, kNine));
+}
