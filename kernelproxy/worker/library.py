@@ -103,6 +103,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.sing_worker_lease.argtypes = [c_int, u64, c_int]
     library.sing_worker_take_lease.argtypes = [c_int, u64, u64]
     library.sing_worker_observe.argtypes = [c_int, u64, ctypes.POINTER(WorkerStep)]
+    library.sing_worker_give_back_cache.argtypes = [c_int, ctypes.POINTER(u64)]
     library.sing_worker_close.restype = None
     library.sing_worker_end_seat.restype = None
     library.sing_worker_seat_figures.argtypes = [ctypes.POINTER(SeatCounts)]

@@ -222,12 +222,13 @@ class WorkerSession:
 
     def _give_back(self) -> None:
         """Give back the device memory that is kept for the next tensors, as far as possible."""
-        failed = self._library.sing_worker_give_back_cache(self._number)
+        kept = ctypes.c_uint64()
+        failed = self._library.sing_worker_give_back_cache(self._number, ctypes.byref(kept))
         if failed == LOST:
             self._end_without_device()
         if failed:
             print(f"the cache could not be given back: {error(self._library)}", file=sys.stderr)
-        self._send(CacheGivenBack())
+        self._send(CacheGivenBack(kept.value))
 
     def _observe(self, order: Observe) -> Observed:
         """Return the step that the recent log has repeated."""

@@ -38,13 +38,13 @@ class MeasuredTenant(Protocol):
     def pids(self) -> Collection[int]:
         """The processes that it has on any device."""
 
-    async def give_back_cache(self) -> bool:
+    async def give_back_cache(self) -> int | None:
         """Make its worker give back the memory that it keeps for its next tensors.
 
         Returns
         -------
-        bool
-            True if it did so in time.
+        int or None
+            Bytes that it could not give back; None: it did not do so in time.
         """
 
 
@@ -142,11 +142,12 @@ class MeasuredMemory:
         tenants = {name: self._tenants[name] for name in sessions if name in self._tenants}
         if self._meter is None or not tenants:
             return
-        done = await asyncio.gather(*(each.give_back_cache() for each in tenants.values()))
+        kept = await asyncio.gather(*(each.give_back_cache() for each in tenants.values()))
         if await self.refresh():
-            for name, given in zip(tenants, done, strict=True):
-                if given:
-                    self.accounts.gave_back(name)
+            workers = self._workers()
+            for name, count in zip(tenants, kept, strict=True):
+                if count is not None and name in workers:
+                    self.accounts.gave_back(name, workers[name], count)
             self._charge()
 
     async def reclaim_unknown(self, sessions: Collection[str]) -> bool:

@@ -86,6 +86,7 @@ class MemoryAccounts:
     outside: int = 0
     others: dict[int, int | None] = field(default_factory=dict)
     complete: bool = True
+    _stale: set[str] = field(default_factory=set)
     _learnt: deque[int] = field(default_factory=lambda: deque(maxlen=_LEARNT_MAX))
 
     @property
@@ -118,11 +119,13 @@ class MemoryAccounts:
         self.complete = not any(
             each.storages and not each.pids & sample.processes.keys() for each in workers.values()
         )
-        known, self.workers = self.workers, {}
+        known, self.workers, self._stale = self.workers, {}, set()
         for name, worker in workers.items():
             account = known.get(name)
             if account is None or name not in changed:
                 account = self._account(sample, worker, account)
+            else:
+                self._stale.add(name)
             self.workers[name] = account
         taken = sum(w.storages + self.workers[name].beside for name, w in workers.items())
         taken += sum(sample.processes.get(pid) or 0 for pid in elsewhere)
@@ -131,11 +134,20 @@ class MemoryAccounts:
         if not self.complete:
             self.others = {}  # some of them may be workers
 
-    def gave_back(self, session: str) -> None:
-        """Note that a worker has no cache: all that it takes beside storages is its context."""
-        if (account := self.workers.get(session)) and account.measured:
-            self.workers[session] = WorkerAccount(account.beside, account.beside)
-            self._learnt.append(account.beside)
+    def gave_back(self, session: str, worker: WorkerMemory, kept: int) -> None:
+        """Note that a worker has no cache but `kept` bytes: what else it takes is its context.
+
+        Parts of blocks that are in use cannot be given back. They are no part of its context: that
+        would be expected of the next worker, too, and never be granted.
+        """
+        if not (account := self.workers.get(session)) or not account.measured:
+            return
+        if session in self._stale:  # its storages change all the time
+            self.workers[session] = _divided(account.context + kept, account.context, worker)
+            return
+        context = max(0, account.beside - kept)
+        self.workers[session] = _divided(account.beside, context, worker)
+        self._learnt.append(context)
 
     def forget(self, session: str) -> None:
         """Note that a session has no worker here any more."""
@@ -156,5 +168,9 @@ class MemoryAccounts:
         else:  # it may have a cache already
             context = min(self.estimate, beside)
             self._learnt.append(context)
-        spare = max(0, worker.granted - worker.storages)
-        return WorkerAccount(beside, context, max(0, beside - context - spare))
+        return _divided(beside, context, worker)
+
+
+def _divided(beside: int, context: int, worker: WorkerMemory) -> WorkerAccount:
+    spare = max(0, worker.granted - worker.storages)
+    return WorkerAccount(beside, context, max(0, beside - context - spare))

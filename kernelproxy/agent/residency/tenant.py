@@ -104,10 +104,10 @@ class SessionTenant:
             return None
         return WorkerMemory(state.pids, state.resident_bytes, self._granted)
 
-    async def give_back_cache(self) -> bool:
+    async def give_back_cache(self) -> int | None:
         """See `MeasuredTenant`."""
         worker = self._state.worker
-        return worker is not None and await worker.give_back_cache(CACHE_SECONDS)
+        return None if worker is None else await worker.give_back_cache(CACHE_SECONDS)
 
     @property
     def lock_taken(self) -> bool:

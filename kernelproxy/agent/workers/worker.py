@@ -93,7 +93,7 @@ class Worker(WorkerProcess):
         self._room: asyncio.Task[None] | None = None
         self._parking: tuple[int, asyncio.Future[None]] | None = None
         self._observing: asyncio.Future[Observed] | None = None
-        self._emptying: asyncio.Future[None] | None = None
+        self._emptying: asyncio.Future[int] | None = None
         # Its replies; None after its end. Queued, so that a cancelled command leaks nothing.
         self._replies: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read(), name=f"worker {pid}")
@@ -199,25 +199,25 @@ class Worker(WorkerProcess):
             await self._await_report(self._observing)
         return self._observing.result() if self._observing.done() else None
 
-    async def give_back_cache(self, seconds: float) -> bool:
+    async def give_back_cache(self, seconds: float) -> int | None:
         """Make it give back the device memory that it keeps for its next tensors, at any time.
 
         Returns
         -------
-        bool
-            True if it did so within `seconds`.
+        int or None
+            Bytes that it could not give back; None: it has not done so within `seconds`.
         """
         if self._emptying is None or self._emptying.done():
             self._emptying = asyncio.get_running_loop().create_future()
             try:
                 await self._channel.send(GiveBackCache())
             except OSError:  # it is gone
-                return False
+                return None
         emptying = self._emptying
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._await_report(emptying)
-        return emptying.done()
+        return emptying.result() if emptying.done() else None
 
     async def _make_room(self) -> None:
         if self.make_room is not None:
@@ -393,7 +393,7 @@ class Worker(WorkerProcess):
             return
         if isinstance(message, CacheGivenBack) and not fds:
             if self._emptying is not None and not self._emptying.done():
-                self._emptying.set_result(None)
+                self._emptying.set_result(message.kept)
             return
         if self._ordered and self._replies.empty() and not isinstance(message, Ended):
             self._replies.put_nowait((message, fds))

@@ -229,7 +229,15 @@ class GiveBackCache(Message, kind="GiveBackCache"):
 
 @dataclass(frozen=True)
 class CacheGivenBack(Message, kind="CacheGivenBack"):
-    """The worker has given back the memory that it kept, as far as it could."""
+    """The worker has given back the memory that it kept, as far as it could.
+
+    Parameters
+    ----------
+    kept : int
+        Bytes that it could not give back, as they are parts of blocks that are in use.
+    """
+
+    kept: int = 0
 
 
 @dataclass(frozen=True)

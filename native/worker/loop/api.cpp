@@ -209,9 +209,9 @@ int sing_worker_await_parked(int session) {
   });
 }
 
-int sing_worker_give_back_cache(int session) {
+int sing_worker_give_back_cache(int session, uint64_t* kept) {
   return guarded([&] {
-    opened(session)->give_back_cache();
+    *kept = opened(session)->give_back_cache();
     return 0;
   });
 }

@@ -83,7 +83,8 @@ int sing_worker_take_lease(int session, uint64_t token, uint64_t within_ns);
 // Returns when nothing is executed, or when a lease was given again.
 int sing_worker_await_parked(int session);
 // Gives back the device memory that is kept for the next tensors; from any thread, at any time.
-int sing_worker_give_back_cache(int session);
+// `kept`: bytes that could not be given back, as they are parts of blocks that are in use.
+int sing_worker_give_back_cache(int session, uint64_t* kept);
 void sing_worker_end(int session);
 
 // Frees what the session has in this process, after run() has returned.

@@ -463,12 +463,24 @@ void Session::settle() {
   if (state_.device.is_cpu()) Blocks::get().empty();
 }
 
-void Session::give_back_cache() {
-  if (state_.device.is_cpu()) return Blocks::get().empty();
-  with_device([this] {
+uint64_t Session::give_back_cache() {
+  if (state_.device.is_cpu()) {
+    Blocks::get().empty();
+    return 0;
+  }
+  uint64_t kept = 0;
+  with_device([this, &kept] {
     const c10::DeviceGuard device(state_.device);
-    c10::getDeviceAllocator(state_.device.type())->emptyCache();
+    auto* const allocator = c10::getDeviceAllocator(state_.device.type());
+    allocator->emptyCache();
+    using c10::CachingAllocator::StatType;
+    const auto figures = allocator->getDeviceStats(state_.device.index());
+    const auto all = static_cast<size_t>(StatType::AGGREGATE);
+    const int64_t reserved = figures.reserved_bytes[all].current;
+    kept = static_cast<uint64_t>(
+        std::max<int64_t>(reserved - figures.allocated_bytes[all].current, 0));
   });
+  return kept;
 }
 
 // See Note [Caches].

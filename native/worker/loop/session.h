@@ -78,7 +78,8 @@ class Session {
   void await_parked();
   // Gives back the memory that the device's allocator keeps for the next tensors; the main thread
   // may execute meanwhile. Throws if the device does not work any more.
-  void give_back_cache();
+  // Returns the bytes that could not be given back.
+  uint64_t give_back_cache();
   // Opens the gate and returns when everything below `until` was executed.
   void replay(uint64_t until);
   Taken snapshot(Manner manner, const std::function<void()>& frozen = {});

@@ -53,6 +53,8 @@ class GpuSession:
         self.allocator, self.gpu, self.pid = allocator, gpu, 1000 + len(gpu.workers)
         self.context_bytes, self.storages, self.cache, self.resident = context, 0, 0, False
         self.busy = False
+        #: Bytes of its cache that are parts of blocks in use.
+        self.fragments = 0
         self.given_back = self.suspended = 0
         self.obeys = True
         self.memory_limit = allocator.ledger.total
@@ -84,12 +86,13 @@ class GpuSession:
         """See `MeasuredTenant`."""
         return WorkerMemory(self.pids, self.storages, self.grant) if self.resident else None
 
-    async def give_back_cache(self) -> bool:
+    async def give_back_cache(self) -> int | None:
         """See `MeasuredTenant`."""
         self.given_back += 1
-        if self.obeys:
-            self.cache = 0
-        return self.obeys
+        if not self.obeys:
+            return None
+        self.cache = self.fragments
+        return self.cache
 
     def as_neighbour(self) -> Neighbour | None:
         """See `Tenant`."""

@@ -111,6 +111,23 @@ def test_a_cache_beyond_the_grant_is_given_back_by_a_busy_session_too() -> None:
     play(scenario)
 
 
+def test_parts_of_blocks_in_use_are_no_part_of_a_context() -> None:
+    async def scenario() -> None:
+        gpu, allocator = gpu_of(1000 * MIB)
+        first, second = (GpuSession(allocator, gpu, name, 50 * MIB) for name in "ab")
+        first.busy = second.busy = True
+        assert await first.need(600 * MIB) is GRANTED
+        first.use(600 * MIB)
+        first.storages, first.cache, first.fragments = 100 * MIB, 500 * MIB, 500 * MIB
+        assert await second.need(600 * MIB) is DENIED
+        assert allocator.measured.accounts.estimate == 50 * MIB
+        first.fragments, first.busy = 0, False  # the tensor in the large block is freed
+        assert await second.need(600 * MIB) is GRANTED
+        assert first.suspended == 0
+
+    play(scenario)
+
+
 def test_a_cache_is_kept_while_there_is_room() -> None:
     async def scenario() -> None:
         gpu, allocator = gpu_of(1000 * MIB)
