@@ -47,6 +47,8 @@ from kernelproxy.criu.mode_probe import VARIABLE as CRIU
 from kernelproxy.native import build
 
 ROOT = Path(__file__).resolve().parents[1]
+#: What was measured on machines that had a GPU for a short time, written by hand.
+GPU_FIGURES = ROOT / "benchmarks" / "gpu" / "FIGURES.md"
 RUNNER = Path(__file__).with_name("runner.py")
 PROGRAMS = (
     "tiny", "mlp", "cnn", "resnet", "transformer", "lstm", "gru", "gpt2", "llama", "bert", "vit",
@@ -528,6 +530,7 @@ def report(results: Results) -> str:
         lines += ["## Jobs of several ranks", "", *jobs.report(results.jobs), ""]
     if results.compilation is not None:
         lines += ["## First compilation", "", *compiling.report(results.compilation), ""]
+    lines += ["## On a GPU", "", GPU_FIGURES.read_text(encoding="utf-8")]
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def view(index: int = 0) -> dict[str, Any]:
-    """Return the bytes in use on a GPU, and those of each process by pid.
+    """Return the bytes in use on a GPU, those that are free, and those of each process by pid.
 
     In a container NVML may report the pids of the host, or none.
 
@@ -22,9 +22,10 @@ def view(index: int = 0) -> dict[str, Any]:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         raise RuntimeError(f"NVML: {error}") from error
-    return {"used": used, "processes": {each.pid: each.usedGpuMemory or 0 for each in processes}}
+    taken = {each.pid: each.usedGpuMemory or 0 for each in processes}
+    return {"used": int(memory.used), "free": int(memory.free), "processes": taken}

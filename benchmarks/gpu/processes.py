@@ -247,7 +247,9 @@ class GpuProcessSide:
         self._overdue.cancel()
         try:
             self._process.stdin.close()
-            self._process.wait(END_SECONDS)
+            # The other side of a pair may have taken all of the step's time.
+            left = self._suite.limit - time.monotonic()
+            self._process.wait(min(END_SECONDS, max(1.0, left)))
         except (BrokenPipeError, subprocess.TimeoutExpired):
             self._kill()
             self._process.wait()

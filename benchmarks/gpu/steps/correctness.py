@@ -7,7 +7,9 @@ first, and is the floor below which a difference says nothing.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -35,7 +37,7 @@ def _computed(
     An error ends the side, as the device may be lost there: another one computes the rest.
     """
     found: dict[str, list[torch.Tensor] | str] = {}
-    file = suite.scratch / "family.pt"
+    file = suite.scratch / f"family-{threading.get_ident()}.pt"
     left = list(names)
     while left:
         with suite.side(env, proxied=proxied) as side:
@@ -55,9 +57,10 @@ def operator_families(suite: Suite) -> tuple[str, list[str], Any]:
     # The CPU draws dropout's masks by another operator than CUDA.
     names = [name for name in families.FAMILIES if suite.gpu or "dropout" not in name]
     plain = suite.environment()
-    one, two = (_computed(suite, plain, names, proxied=False) for _ in range(2))
-    with suite.daemon(suite.devices()) as env:
+    with ThreadPoolExecutor() as threads, suite.daemon(suite.devices()) as env:
+        pair = [threads.submit(_computed, suite, plain, names, proxied=False) for _ in range(2)]
         other = _computed(suite, env, names, proxied=True)
+        one, two = (each.result() for each in pair)
     rows, wrong, equal, absent = [], {}, 0, []
     for name in names:
         first, second, third = one[name], two[name], other[name]

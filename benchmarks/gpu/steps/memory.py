@@ -23,6 +23,8 @@ SESSIONS = 6
 #: asks NVML every two seconds.
 ACCOUNT_PART = 0.01
 ACCOUNT_SECONDS = 10.0
+#: Bytes of the state that waits for a process that is not ours.
+OUTSIDER_STATE_BYTES = 4 << 30
 #: A process that is not ours: takes memory of the GPU until its standard input ends.
 OUTSIDE = """
 import sys, torch
@@ -120,10 +122,14 @@ def _accounts(before: int) -> tuple[int, int]:
 
 def _wait_for_outsider(suite: Suite, side: Any, total: int, wrong: dict[str, str]) -> str:
     """Let a session be resumed while another process has the memory that it needs."""
-    expected = side.order("hold", bytes=total // 2)["sum"]
-    identifier = session("idle 0")["id"]
-    verb(Suspend(identifier, "gpu suite"), suite)
-    with _outside(suite, int(total * 0.7)), contextlib.suppress(Exception):
+    # A state that the host's memory has room for; the other sessions leave the device.
+    count = min(total // 2, OUTSIDER_STATE_BYTES)
+    expected = side.order("hold", bytes=count)["sum"]
+    for name in (f"idle {index}" for index in reversed(range(SESSIONS))):
+        identifier = session(name)["id"]
+        verb(Suspend(identifier, "gpu suite"), suite)
+    free = nvml.view()["free"]
+    with _outside(suite, free - count), contextlib.suppress(Exception):
         verb(Resume(identifier), suite)  # it may also say that it waits
     waited = await_state(suite, "idle 0", lambda found: found["tier"] == "resident")
     if side.order("check")["sum"] != expected:
