@@ -37,18 +37,20 @@ try:
 except RuntimeError as error:
     print("refused")
 '''
-def child(**more):
-    done = subprocess.run([sys.executable, "-c", PLAIN], env={**os.environ, **more},
+def child(*options, **more):
+    done = subprocess.run([sys.executable, *options, "-c", PLAIN], env={**os.environ, **more},
                           capture_output=True, text=True)
     return done.stdout.strip()
 found["child"] = child()
-found["child, visible"] = child(CUDA_VISIBLE_DEVICES="0")
+# One that reads no environment variables has no session of its own.
+found["isolated"] = child("-I")
+found["isolated, visible"] = child("-I", CUDA_VISIBLE_DEVICES="0")
 """
 SPAWNED = """
 import torch
 def work(queue):
     try:
-        queue.put(str(torch.zeros(1, device="cuda")))
+        queue.put(str(torch.zeros(1, device="cuda").tolist()))
     except RuntimeError as error:
         queue.put("refused")
 """
@@ -96,8 +98,8 @@ def test_only_workers_open_a_card(
     ran = notebook.run("print(found)")
     no_device = [100, 100]
     assert ran.stdout == (
-        f"{{'ctypes': {no_device}, 'ctypes, visible': {no_device}, 'child': 'refused', "
-        "'child, visible': 'refused', 'spawn': 'refused'}\n"
+        f"{{'ctypes': {no_device}, 'ctypes, visible': {no_device}, 'child': 'opened', "
+        "'isolated': 'refused', 'isolated, visible': 'refused', 'spawn': '[0.0]'}\n"
     )
     ran = notebook.run(TORCHVISION)
     # Of the worker: the double has no kernel for `roi_align`.
@@ -120,7 +122,7 @@ def test_without_the_measures_a_child_opens_the_card(
     notebook.run(
         "import subprocess, sys\n"
         "code = 'import torch; torch.zeros(1, device=\"cuda\")'\n"
-        "subprocess.run([sys.executable, '-c', code])"
+        "subprocess.run([sys.executable, '-I', '-c', code])"
     )
     assert [each for each in cards.events("context") if not each.command.startswith("sing: ")]
 
