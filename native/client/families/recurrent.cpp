@@ -74,8 +74,8 @@ struct DropoutState {
   at::Tensor buffer;
 };
 
-// State from which cuDNN draws its dropout. As in torch, the device's generator gives it a seed, and
-// it is kept until that generator gets another state.
+// State from which cuDNN draws its dropout. As in torch, the device's generator gives it a seed,
+// and it is kept until that generator gets another state.
 at::Tensor dropout_state(const at::Tensor& input, double dropout, bool train) {
   if (dropout == 0 || !train) return {};
   // By the process, as forked children have these tensors, too: Note [Opening] in session.h.

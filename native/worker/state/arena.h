@@ -57,7 +57,8 @@ class Arena {
   // From any thread.
   void write(uint64_t offset, std::span<const std::byte> bytes);
   // Maps the file for write() until close_view(), while no thread writes. Threads that write to
-  // the file itself take turns in the kernel (it locks the file), those that write to memory do not.
+  // the file itself take turns in the kernel (it locks the file), those that write to memory do
+  // not.
   void open_view() noexcept;
   void close_view() noexcept;
   // Maps the bytes from `offset` in place of what is mapped there, copy-on-write, so that writes

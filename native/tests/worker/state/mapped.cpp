@@ -143,9 +143,8 @@ TEST(what_is_written_through_a_view_is_in_the_file) {
   {
     std::vector<std::jthread> writers;
     for (uint64_t i = 0; i < 4; ++i) {
-      writers.emplace_back([&arena, i] {
-        arena.write(i * kPiece, Bytes(kPiece, static_cast<std::byte>(i + 1)));
-      });
+      writers.emplace_back(
+          [&arena, i] { arena.write(i * kPiece, Bytes(kPiece, static_cast<std::byte>(i + 1))); });
     }
   }
   arena.grow(6 * kPiece);  // the view is as long as the file was
