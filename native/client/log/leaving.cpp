@@ -132,6 +132,7 @@ void Session::vacate_locked() {
   Mapping worker = private_copy(worker_.mapping(), false);
   Mapping agent = private_copy(agent_.mapping(), false);
   place_ = Place::away;  // set first: if a step below fails, there is no way back
+  log_file_.close();
   reserve_at(log_map_);
   replace_mapping(client_.mapping(), std::move(client));
   replace_mapping(worker_.mapping(), std::move(worker));
@@ -155,6 +156,7 @@ void Session::rejoin(int log_fd, int client_fd, int worker_fd, int agent_fd, int
                 "the session is not where the process left it");
     copy_words(*client_, *client);
     map_ring_at(log_map_, log_fd, true);
+    log_file_.open(log_fd);
     replace_mapping(agent_.mapping(), agent.take());
     replace_mapping(worker_.mapping(), worker.take());
     replace_mapping(client_.mapping(), client.take());

@@ -58,6 +58,7 @@ void Session::begin_child() noexcept {
   opens = false;
   ++generation;
   // The parent's session is never destroyed; its memory is not mapped here.
+  if (Session* const parents = session_.load()) parents->log_file_.close();
   session_.store(nullptr);
   capture_.store(nullptr);
   probing_ = 0;

@@ -1,5 +1,6 @@
 #include "client/log/session.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -26,6 +27,7 @@ constexpr auto kWait = std::chrono::milliseconds(50);  // upper bound on the del
 constexpr int kStill = 20;
 // Memory of the log is populated in steps of this size: some thousand small operators.
 constexpr uint64_t kPopulatedBytes = uint64_t{256} << 10;
+constexpr size_t kLargeBytes = size_t{128} << 10;  // from here on, a file is written faster
 // Note [Spinning]: a wake-up takes some 50 us, so a waiting thread first spins for about as long.
 // If the worker's threads need all cores, spinning delays the very answer for which the thread
 // waits, unless the worker executes small operators with one thread. So in that case it spins long
@@ -63,6 +65,7 @@ void wake_worker(const WorkerPage& worker, const ClientPage& client) noexcept {
 
 Session::Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd)
     : capacity_(file_bytes(log_fd)),
+      log_file_(log_fd),
       log_map_(map_ring(log_fd, capacity_, true)),
       client_(map_page<ClientPage>(client_fd, true)),
       worker_(map_page<const WorkerPage>(worker_fd, false, kAnswerRingBytes)),
@@ -99,6 +102,29 @@ void Session::give_up() noexcept {
 
 // ---------------------------------------------------------------- appending
 
+void LogFile::open(int fd) noexcept {
+  close();
+  fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+}
+
+void LogFile::close() noexcept {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+bool LogFile::write(uint64_t position, uint64_t capacity,
+                    std::span<const std::byte> bytes) const noexcept {
+  while (fd_ >= 0 && !bytes.empty()) {
+    const uint64_t offset = position % capacity;
+    const size_t count = std::min<size_t>(bytes.size(), capacity - offset);
+    const ssize_t done = pwrite(fd_, bytes.data(), count, static_cast<off_t>(offset));
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) return false;
+    bytes = bytes.subspan(static_cast<size_t>(done));
+    position += static_cast<uint64_t>(done);
+  }
+  return bytes.empty();
+}
+
 bool Session::has_room(uint64_t bytes) const noexcept {
   return head_ + bytes - agent_->retained.load(std::memory_order_acquire) <= capacity_;
 }
@@ -117,16 +143,19 @@ void Session::write_locked(RecordKind kind, uint8_t flags, std::span<const std::
   const size_t used = sizeof(RecordHeader) + payload.size() + tail.size();
   const size_t total = padded(used);
   std::byte* at = log_ + head_ % capacity_;
-  if (head_ + total > populated_) [[unlikely]]
-    populate_locked(total);
+  const bool large = tail.size() >= kLargeBytes;
+  if (head_ + total > populated_) [[unlikely]] {
+    large ? void(populated_ = (head_ + total) / kPageBytes * kPageBytes) : populate_locked(total);
+  }
   const RecordHeader header{static_cast<uint32_t>(total), static_cast<uint8_t>(kind), flags, 0};
   // Clear the last word for the padding; the payload may then overwrite a part of it.
   constexpr uint64_t zero = 0;
   std::memcpy(at + total - sizeof(zero), &zero, sizeof(zero));
   std::memcpy(at, &header, sizeof(header));
   if (!payload.empty()) std::memcpy(at + sizeof(header), payload.data(), payload.size());
-  if (!tail.empty()) {
-    std::memcpy(at + sizeof(header) + payload.size(), tail.data(), tail.size());
+  const size_t before = sizeof(header) + payload.size();
+  if (!tail.empty() && !(large && log_file_.write(head_ + before, capacity_, tail))) {
+    std::memcpy(at + before, tail.data(), tail.size());
   }
   head_ += total;
   ++counters_.records;

@@ -78,6 +78,25 @@ struct Counters {
   uint64_t out_of_memory = 0;
 };
 
+// The file of the log, to write what is large: new pages of a mapping are cleared first, which
+// takes as long as the copy. Closed while the process has no session, and in forked children.
+class LogFile {
+ public:
+  explicit LogFile(int fd) noexcept { open(fd); }
+  LogFile(const LogFile&) = delete;
+  LogFile& operator=(const LogFile&) = delete;
+  ~LogFile() { close(); }
+
+  // The caller keeps ownership of `fd`.
+  void open(int fd) noexcept;
+  void close() noexcept;
+  // Writes from a position of the log of this capacity. False: not, or not all.
+  bool write(uint64_t position, uint64_t capacity, std::span<const std::byte> bytes) const noexcept;
+
+ private:
+  int fd_ = -1;
+};
+
 class Session {
  public:
   // The session of this process, which may be opened for that; see Note [Opening].
@@ -236,6 +255,7 @@ class Session {
   bool want(uint64_t bytes);
 
   const uint64_t capacity_;
+  LogFile log_file_;
   const Mapping log_map_;
   const Page<ClientPage> client_;
   const Page<const WorkerPage> worker_;
