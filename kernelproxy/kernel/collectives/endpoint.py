@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
-import hmac
 import json
 import os
 import secrets
@@ -23,7 +21,7 @@ import socket
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +33,15 @@ from kernelproxy.kernel.collectives.addresses import (
     reachable_address,
     same_user,
 )
-from kernelproxy.kernel.collectives.frames import HEADER_BYTES, FrameKind, Header, text_bytes
+from kernelproxy.kernel.collectives.connections import (
+    Frame,
+    Incoming,
+    Peer,
+    PeerLostError,
+    bytes_of,
+)
+from kernelproxy.kernel.collectives.frames import FrameKind, Header
+from kernelproxy.kernel.collectives.outbox import Outbox
 
 #: What is received before a call asks for it, at most, while this rank computes.
 EARLY_BYTES_MAX = 256 << 20
@@ -43,70 +49,8 @@ Stream = tuple[int, int, FrameKind, int]
 """Group, source, kind, tag: frames of one arrive in the order in which they were sent."""
 
 
-@dataclass(frozen=True)
-class Frame:
-    """A frame that has arrived."""
-
-    header: Header
-    content: torch.Tensor
-    """Its bytes, one-dimensional."""
-
-
-class PeerLostError(Exception):
-    """The process of a peer has ended."""
-
-
 class SessionEndedError(Exception):
     """The device session of this rank has ended."""
-
-
-class Peer:
-    """The process of another rank: the connection to it, if there is one, and whether it lives."""
-
-    def __init__(self, token: str, connection: socket.socket | None) -> None:
-        self.token = token
-        self.lost = False
-        self.connection = connection
-        self._lock = threading.Lock()
-        self._rest = b""
-
-    def send(self, header: bytes, content: memoryview, waiting: Waiting) -> None:
-        """Send one frame.
-
-        An interrupt leaves the rest of the frame for the next call.
-
-        Raises
-        ------
-        PeerLostError
-            Its process has ended.
-        """
-        with self._lock:
-            parts = [memoryview(self._rest), memoryview(header), content]
-            self._rest = b""
-            try:
-                while parts := [part for part in parts if len(part)]:
-                    sent = self._send_some(parts, waiting)
-                    for position, part in enumerate(parts):
-                        taken = min(sent, len(part))
-                        parts[position] = part[taken:]
-                        sent -= taken
-            except OSError as error:
-                raise PeerLostError from error
-            except BaseException:
-                self._rest = b"".join(parts)
-                raise
-
-    def _send_some(self, parts: list[memoryview], waiting: Waiting) -> int:
-        if self.connection is None:
-            raise PeerLostError
-        try:
-            return self.connection.sendmsg(parts, (), socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            with waiting():
-                return self.connection.sendmsg(parts)
-
-
-Waiting = Callable[[], "contextlib.AbstractContextManager[None]"]
 
 
 class Endpoint:
@@ -135,13 +79,16 @@ class Endpoint:
         self._waiting = 0
         self._paused = False
         self._peers: dict[str, Peer] = {}
-        self._incoming: set[_Incoming] = set()
+        self._incoming: set[Incoming] = set()
         # Peers to which there is no connection, for the endpoint's thread.
         self._ended: list[Peer] = []
         self._selector = selectors.DefaultSelector()
-        self._wake_end, self._woken = socket.socketpair()
+        # Its thread reads the second one.
+        self._bell = socket.socketpair()
         self._connecting = threading.Lock()
-        self._selector.register(self._woken, selectors.EVENT_READ, self._resume)
+        #: What it gives to ranks of its host.
+        self.outbox = Outbox()
+        self._selector.register(self._bell[1], selectors.EVENT_READ, self._resume)
         self._listeners: list[socket.socket] = []
         self.address = self._listen(local)
         self._closing = False
@@ -174,7 +121,7 @@ class Endpoint:
             if self._waiting == 1:
                 self._on_wait(True)
             if self._paused:
-                self._wake_end.send(b"\0")
+                self._bell[0].send(b"\0")
         try:
             yield
         finally:
@@ -192,10 +139,10 @@ class Endpoint:
             hello = Header(FrameKind.hello, text=place["token"] + self.token).encode()
             peer = self._peers[place["token"]] = Peer(place["token"], self._connect(place))
             try:
-                peer.send(hello, memoryview(b""), self.waiting)
+                peer.greet(hello, self.outbox.fd if peer.local else None)
             except PeerLostError:
                 self._ended.append(peer)
-                self._wake_end.send(b"\0")
+                self._bell[0].send(b"\0")
             else:
                 assert peer.connection is not None
                 self._selector.register(
@@ -223,6 +170,21 @@ class Endpoint:
             connection.close()
             raise
         return connection
+
+    def send(self, peer: Peer, header: Header, content: torch.Tensor | None) -> None:
+        """Send a frame with a contiguous tensor; in the outbox, it may be changed no more.
+
+        Raises
+        ------
+        PeerLostError
+            The peer's process has ended.
+        """
+        data = memoryview(b"")
+        if content is not None:
+            place = self.outbox.give(content, peer) if peer.local else None
+            header = replace(header, length=content.nbytes, place=place)
+            data = data if place else bytes_of(content)
+        peer.send(header.encode(), data, self.waiting)
 
     def receive(self, stream: Stream, peer: Peer) -> Frame:
         """Wait for the next frame of a stream.
@@ -286,21 +248,23 @@ class Endpoint:
     def abandon(self) -> None:
         """Close all descriptors; for a child of this process, where there is no thread."""
         self._closing = True
-        for held in (*self._listeners, self._woken, self._wake_end):
+        for held in (*self._listeners, *self._bell):
             held.close()
         for peer in self._peers.values():
             if peer.connection is not None:
                 peer.connection.close()
         for incoming in self._incoming:
             incoming.connection.close()
+        self._incoming.clear()
         self._selector.close()
+        self.outbox.close()
 
     def close(self) -> None:
         """End the thread, and all connections; idempotent."""
         if self._closing:
             return
         self._closing = True
-        self._wake_end.send(b"\0")
+        self._bell[0].send(b"\0")
         self._thread.join()
         self.abandon()
 
@@ -322,17 +286,17 @@ class Endpoint:
                         connection.close()
                         continue
                     connection.setblocking(False)
-                    incoming = _Incoming(connection, self.token)
+                    incoming = Incoming(connection, self.token)
                     self._incoming.add(incoming)
                     if not self._paused:
                         self._register(incoming)
 
-    def _register(self, incoming: _Incoming) -> None:
+    def _register(self, incoming: Incoming) -> None:
         self._selector.register(
             incoming.connection, selectors.EVENT_READ, lambda: self._read(incoming)
         )
 
-    def _read(self, incoming: _Incoming) -> None:
+    def _read(self, incoming: Incoming) -> None:
         try:
             frames, open_ = incoming.read()
         except (OSError, ValueError):  # reset, or not a rank
@@ -362,7 +326,7 @@ class Endpoint:
                     self._selector.unregister(each.connection)
 
     def _resume(self) -> None:
-        self._woken.recv(4096)
+        self._bell[1].recv(4096)
         while self._ended:
             self._watch(self._ended.pop())
         with self.changed:
@@ -384,80 +348,6 @@ class Endpoint:
             with self.changed:
                 peer.lost = True
                 self.changed.notify_all()
-
-
-class _Incoming:
-    """A connection from a peer, and the frame that is being received."""
-
-    def __init__(self, connection: socket.socket, secret: str) -> None:
-        self.connection = connection
-        self.token = ""
-        self._secret = secret
-        self._fixed = bytearray(HEADER_BYTES)
-        self._text: bytearray | None = None
-        self._content: torch.Tensor | None = None
-        self._left = memoryview(self._fixed)
-
-    def read(self) -> tuple[list[Frame], bool]:
-        """Read what has arrived; return the frames that are complete, and if it is still open.
-
-        Raises
-        ------
-        ValueError
-            The connection is not one of a rank.
-        """
-        frames: list[Frame] = []
-        while True:
-            while len(self._left):
-                try:
-                    count = self.connection.recv_into(self._left)
-                except BlockingIOError:
-                    return frames, True
-                except OSError:
-                    return frames, False
-                if not count:
-                    return frames, False
-                self._left = self._left[count:]
-            if (frame := self._advance()) is not None:
-                frames.append(frame)
-
-    def _advance(self) -> Frame | None:
-        """Go to the next part of the frame; return the frame after its last part."""
-        if self._text is None:
-            self._text = bytearray(text_bytes(self._fixed))
-            self._left = memoryview(self._text)
-            return None
-        header = Header.decode(self._fixed, self._text)
-        if not self.token:
-            self._identify(header)
-        elif self._content is None:
-            self._content = torch.empty(header.length, dtype=torch.uint8)
-            self._left = bytes_of(self._content)
-            return None
-        else:
-            frame = Frame(header, self._content)
-            self._begin()
-            return frame
-        self._begin()
-        return None
-
-    def _begin(self) -> None:
-        self._text = self._content = None
-        self._left = memoryview(self._fixed)
-
-    def _identify(self, header: Header) -> None:
-        secret, token = header.text[: len(self._secret)], header.text[len(self._secret) :]
-        if header.kind is not FrameKind.hello or not hmac.compare_digest(secret, self._secret):
-            raise ValueError("it is not a rank of a group of this process")
-        self.token = token
-
-
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor of the host, which the caller keeps alive."""
-    count = tensor.numel() * tensor.element_size()
-    if not count:
-        return memoryview(b"")
-    return memoryview((ctypes.c_ubyte * count).from_address(tensor.data_ptr())).cast("B")
 
 
 _endpoint: Endpoint | None = None

@@ -79,13 +79,13 @@ def reduce_scatter(
     call: Call, inputs: Tensors, output: torch.Tensor, reduction: Reduction
 ) -> torch.Tensor:
     """Return the reduction of what all ranks gave to this rank."""
-    return reduction.combine(all_to_all(call, inputs, [output] * call.size))
+    return reduction.combine(all_to_all(call, inputs, [output] * call.size), call.rank)
 
 
 def all_reduce(call: Call, data: torch.Tensor, reduction: Reduction) -> torch.Tensor:
     """Return the reduction of the data of all ranks; `data` may be overwritten."""
     if _small(data):
-        return reduction.combine(all_gather(call, data, [data] * call.size))
+        return reduction.combine(all_gather(call, data, [data] * call.size), call.rank)
     mine, parts = _reduce_piece(call, data, reduction)
     for rank in call.others:
         call.send(rank, mine, stage=1)
@@ -98,7 +98,7 @@ def reduce(call: Call, data: torch.Tensor, reduction: Reduction, root: int) -> t
     """Return the reduction on the root, something on others; `data` may be overwritten."""
     if _small(data):
         found = gather(call, data, [data] * call.size, root)
-        return reduction.combine(found) if found else data
+        return reduction.combine(found, root) if found else data
     mine, parts = _reduce_piece(call, data, reduction)
     if call.rank != root:
         call.send(root, mine, stage=1)
@@ -119,6 +119,6 @@ def _reduce_piece(
     parts = pieces(data.numel(), call.size)
     inputs = [data[part] for part in parts]
     mine = inputs[call.rank]
-    found = reduction.combine(all_to_all(call, inputs, [mine] * call.size))
+    found = reduction.combine(all_to_all(call, inputs, [mine] * call.size), call.rank)
     mine.copy_(found)  # nothing, where it was reduced in place
     return mine, parts

@@ -6,8 +6,11 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-_HEADER = struct.Struct("<QQIBxHQ")
+from kernelproxy.kernel.collectives.outbox import OutboxPlace
+
+_HEADER = struct.Struct("<QQIBxHQQI")
 HEADER_BYTES = _HEADER.size
+_NOWHERE = OutboxPlace(0, 0)
 #: Texts are one sentence; calls are less.
 TEXT_BYTES_MAX = 2000
 
@@ -43,7 +46,9 @@ class Header:
     text : str
         The call, as errors show it. Ranks that make the same call have the same text.
     length : int
-        Number of bytes that follow.
+        Number of bytes of the content.
+    place : OutboxPlace, optional
+        Where it is in the sender's outbox; without it, it follows.
     """
 
     kind: FrameKind
@@ -53,13 +58,15 @@ class Header:
     stage: int = 0
     text: str = ""
     length: int = 0
+    place: OutboxPlace | None = None
 
     def encode(self) -> bytes:
         """Return the header's bytes, and those of the text after them."""
         text = self.text.encode()[:TEXT_BYTES_MAX]
         kind = self.kind | self.stage << 4
+        place = self.place or _NOWHERE
         fixed = (self.group, self.number, self.source, kind, len(text), self.length)
-        return _HEADER.pack(*fixed) + text
+        return _HEADER.pack(*fixed, place.offset, place.acknowledgement) + text
 
     @classmethod
     def decode(cls, fixed: bytes | bytearray, text: bytes | bytearray) -> Header:
@@ -70,9 +77,12 @@ class Header:
         ValueError
             It is none.
         """
-        group, number, source, kind, _, length = _HEADER.unpack(fixed)
-        words = text.decode(errors="replace")
-        return cls(FrameKind(kind & 15), group, number, source, kind >> 4, words, length)
+        group, number, source, kind, _, length, *place = _HEADER.unpack(fixed)
+        words, found = text.decode(errors="replace"), OutboxPlace(*place)
+        return cls(
+            FrameKind(kind & 15), group, number, source, kind >> 4, words, length,
+            None if found == _NOWHERE else found,
+        )  # fmt: skip
 
 
 def text_bytes(fixed: bytes | bytearray) -> int:

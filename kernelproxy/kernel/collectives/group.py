@@ -14,20 +14,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import distributed
 
-from kernelproxy.kernel.collectives.endpoint import (
-    Endpoint,
-    Frame,
-    Peer,
-    PeerLostError,
-    SessionEndedError,
-    bytes_of,
-    endpoint,
-)
+from kernelproxy.kernel.collectives.connections import Frame, Peer, PeerLostError
+from kernelproxy.kernel.collectives.endpoint import Endpoint, SessionEndedError, endpoint
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
 
 _POLL_SECONDS = 0.005
@@ -179,13 +173,15 @@ class Group:
     def send(self, to: int, header: Header, content: torch.Tensor | None) -> None:
         """Send a frame to a member; `content` is contiguous."""
         own = self._join()
-        data = memoryview(b"") if content is None else bytes_of(content)
-        fixed = Header(
-            header.kind, self._identity, header.number, self.rank, header.stage, header.text,
-            len(data),
-        )  # fmt: skip
+        whole = replace(header, group=self._identity, source=self.rank)
         with self._losing(to):
-            self._peers[to].send(fixed.encode(), data, own.waiting)
+            own.send(self._peers[to], whole, content)
+
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a flat tensor of the host, for what will be sent."""
+        if self.size == 1:
+            return torch.empty(count, dtype=dtype)
+        return self._join().outbox.empty(count, dtype)
 
     def receive(self, source: int, kind: FrameKind, tag: int = 0) -> Frame:
         """Wait for the next frame of a member."""

@@ -11,7 +11,7 @@ from torch import distributed
 
 from kernelproxy.kernel.collectives import exchange
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
-from kernelproxy.kernel.collectives.group import Call, as_type
+from kernelproxy.kernel.collectives.group import Call, Group, as_type
 from kernelproxy.kernel.collectives.launch import install_coalescing, launch, note, submit, unbox
 from kernelproxy.kernel.collectives.tree import OPERATIONS, Reduction
 from kernelproxy.kernel.collectives.work import Completion
@@ -59,9 +59,12 @@ def _text(name: str, dtype: torch.dtype, count: int | None = None) -> str:
     return f"{name} of {number}{str(dtype).removeprefix('torch.')}"
 
 
-def _read(tensor: Tensor) -> Tensor:
-    """Return the elements of a device tensor, flat, in memory of its own."""
-    return tensor.data.cpu().contiguous().reshape(-1)
+def _read(own: Group, tensors: Tensors) -> Tensor:
+    """Return the elements of device tensors, flat, one after the other, in memory for sending."""
+    elements = own.empty(sum(tensor.numel() for tensor in tensors), tensors[0].dtype)
+    for tensor, part in zip(tensors, _cut(elements, [t.numel() for t in tensors]), strict=True):
+        part.view(tensor.shape).copy_(tensor.data)
+    return elements
 
 
 def _write(tensor: Tensor, elements: Tensor) -> None:
@@ -93,7 +96,7 @@ def allreduce_coalesced_(
 
     def task(call: Call) -> None:
         sizes = [tensor.numel() for tensor in tensors]
-        contribution = _joined([_read(tensor) for tensor in tensors])
+        contribution = _read(call.group, tensors)
         found = exchange.all_reduce(call, contribution, reduction)
         for tensor, elements in zip(tensors, _cut(found, sizes), strict=True):
             _write(tensor, elements)
@@ -116,7 +119,7 @@ def broadcast_(
 
     def task(call: Call) -> None:
         if call.rank == root:
-            exchange.broadcast(call, _read(tensor), root)
+            exchange.broadcast(call, _read(call.group, [tensor]), root)
         else:
             _write(tensor, exchange.broadcast(call, _like(dtype, tensor.numel()), root))
 
@@ -147,7 +150,7 @@ def allgather_coalesced_(
     expected = [[tensor.numel() for tensor in each] for each in outputs]
 
     def task(call: Call) -> None:
-        given = _joined([_read(tensor) for tensor in inputs])
+        given = _read(call.group, inputs)
         _sized(name, "the number of own elements", given.numel(), sum(expected[call.rank]))
         likes = [_like(dtype, sum(sizes)) for sizes in expected]
         found = exchange.all_gather(call, given, likes)
@@ -185,7 +188,7 @@ def allgather_into_tensor_coalesced_(
         _sized(name, "the number of elements to receive", output.numel(), count * size)
 
     def task(call: Call) -> None:
-        given = _joined([_read(tensor) for tensor in inputs])
+        given = _read(call.group, inputs)
         found = exchange.all_gather(call, given, [_like(dtype, len(given))] * size)
         parts = zip(*(_cut(each, sizes) for each in found), strict=True)
         for output, part in zip(outputs, parts, strict=True):
@@ -205,7 +208,7 @@ def reduce_(
     reduction = _reduction("reduce", op, dtype)
 
     def task(call: Call) -> None:
-        found = exchange.reduce(call, _read(tensor), reduction, root)
+        found = exchange.reduce(call, _read(call.group, [tensor]), reduction, root)
         if call.rank == root:
             _write(tensor, found)
 
@@ -254,13 +257,14 @@ def _reduce_scatter(
 ) -> Any:
     """Reduce, for each output, what its inputs hold for each rank, one after the other."""
     dtype = _check(name, [*outputs, *(tensor for each in inputs for tensor in each)])
-    reduction = _reduction(name, op, dtype)
-    size = unbox(group)[1].size
+    reduction, own = _reduction(name, op, dtype), unbox(group)[1]
+    size = own.size
 
     def shares(each: Tensors) -> list[Tensor]:
         if len(each) == size > 1:
-            return [_read(tensor) for tensor in each]
-        return list(_read(each[0]).chunk(size)) if each[0].numel() else [_read(each[0])] * size
+            return [_read(own, [tensor]) for tensor in each]
+        whole = _read(own, each)
+        return list(whole.chunk(size)) if len(whole) else [whole] * size
 
     def task(call: Call) -> None:
         of_ranks = zip(*(shares(each) for each in inputs), strict=True)
@@ -292,7 +296,7 @@ def gather_(
     def task(call: Call) -> None:
         likes = [_like(dtype, each.numel()) for each in into]
         for each, elements in zip(
-            into, exchange.gather(call, _read(tensor), likes, root), strict=True
+            into, exchange.gather(call, _read(call.group, [tensor]), likes, root), strict=True
         ):
             _write(each, elements)
 
@@ -314,7 +318,7 @@ def scatter_(
         _sized(name, "the number of tensors to send", len(given), own.size)
 
     def task(call: Call) -> None:
-        parts = [_read(each) for each in given]
+        parts = [_read(own, [each]) for each in given]
         _write(output, exchange.scatter(call, parts, _like(dtype, output.numel()), root))
 
     text = _text(f"{name} from rank {root}", dtype)
@@ -333,7 +337,8 @@ def alltoall_(
 
     def task(call: Call) -> None:
         likes = [_like(dtype, output.numel()) for output in outputs]
-        found = exchange.all_to_all(call, [_read(tensor) for tensor in inputs], likes)
+        given = [_read(call.group, [tensor]) for tensor in inputs]
+        found = exchange.all_to_all(call, given, likes)
         for output, elements in zip(outputs, found, strict=True):
             _write(output, elements)
 
@@ -352,7 +357,8 @@ def alltoall_base_(
 
     def task(call: Call) -> None:
         likes = [_like(dtype, count) for count in taken]
-        _write(output, torch.cat(exchange.all_to_all(call, _cut(_read(tensor), given), likes)))
+        parts = _cut(_read(call.group, [tensor]), given)
+        _write(output, torch.cat(exchange.all_to_all(call, parts, likes)))
 
     return launch(group, _text(name, dtype), async_op, [output], task)
 
@@ -376,7 +382,7 @@ def send(tensors: Tensors, group: Any, to: int, tag: int) -> Any:
     process_group, own = unbox(group)
     header = Header(FrameKind.message, number=tag, text=_text("a tensor", dtype, tensor.numel()))
     with torch.inference_mode():
-        own.send(to, header, _read(tensor))
+        own.send(to, header, _read(own, [tensor]))
     completion = Completion([tensor], own)
     completion.settle([tensor])
     note(process_group, completion)

@@ -16,15 +16,16 @@ _ORDERED = ("MIN", "MAX")
 #: NCCL's numbering, as ``ReduceOp.op()`` gives it.
 OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
-Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+#: Left, right, and where the result goes, which may be one of them.
+Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _COMBINE: dict[str, Combine] = {
-    "SUM": lambda left, right: left.add_(right),
-    "PRODUCT": lambda left, right: left.mul_(right),
-    "MIN": lambda left, right: torch.minimum(left, right, out=left),
-    "MAX": lambda left, right: torch.maximum(left, right, out=left),
-    "BAND": lambda left, right: left.bitwise_and_(right),
-    "BOR": lambda left, right: left.bitwise_or_(right),
-    "BXOR": lambda left, right: left.bitwise_xor_(right),
+    "SUM": lambda left, right, out: torch.add(left, right, out=out),
+    "PRODUCT": lambda left, right, out: torch.mul(left, right, out=out),
+    "MIN": lambda left, right, out: torch.minimum(left, right, out=out),
+    "MAX": lambda left, right, out: torch.maximum(left, right, out=out),
+    "BAND": lambda left, right, out: torch.bitwise_and(left, right, out=out),
+    "BOR": lambda left, right, out: torch.bitwise_or(left, right, out=out),
+    "BXOR": lambda left, right, out: torch.bitwise_xor(left, right, out=out),
 }
 _FLOAT8 = tuple(
     getattr(torch, name)
@@ -74,12 +75,15 @@ class Reduction:
             found = "ReduceOp.PREMUL_SUM is not supported; multiply before a ReduceOp.SUM"
         return found
 
-    def combine(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Reduce one tensor of each rank, in the order of ranks; they may be overwritten."""
+    def combine(self, parts: Sequence[torch.Tensor], mine: int) -> torch.Tensor:
+        """Reduce one tensor of each rank, in the order of ranks.
+
+        Only `mine` may be overwritten: the others may be memory of their ranks.
+        """
         combine = _COMBINE["SUM" if self.name == "AVG" else self.name]
         if parts[0].dtype in _FLOAT8:
             combine = _rounded(combine)
-        found = _node(combine, parts)
+        found = _node(combine, parts, mine)
         return self._average(found, len(parts)) if self.name == "AVG" else found
 
     @staticmethod
@@ -91,11 +95,20 @@ class Reduction:
         return total.div_(count, rounding_mode="trunc")  # as NCCL
 
 
-def _node(combine: Combine, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _node(combine: Combine, parts: Sequence[torch.Tensor], mine: int) -> torch.Tensor:
     if len(parts) == 1:
         return parts[0]
     middle = split(len(parts))
-    return combine(_node(combine, parts[:middle]), _node(combine, parts[middle:]))
+    left = _node(combine, parts[:middle], mine)
+    right = _node(combine, parts[middle:], mine - middle)
+    free = (
+        left
+        if middle > 1 or mine == 0
+        else right
+        if len(parts) - middle > 1 or mine == middle
+        else None
+    )
+    return combine(left, right, torch.empty_like(left) if free is None else free)
 
 
 def split(count: int) -> int:
@@ -106,8 +119,9 @@ def split(count: int) -> int:
 def _rounded(combine: Combine) -> Combine:
     """Combine numbers that the CPU cannot add; each result is rounded to their dtype."""
 
-    def rounded(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return left.copy_(combine(left.float(), right.float()).to(left.dtype))
+    def rounded(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        wide = left.float()
+        return out.copy_(combine(wide, right.float(), wide).to(left.dtype))
 
     return rounded
 

@@ -51,7 +51,7 @@ def own(rank: int, count: int) -> torch.Tensor:
 @pytest.mark.parametrize("count", [0, 1, 7, LARGE, LARGE + 1])
 def test_all_reduce_is_the_tree_of_the_whole_on_each_rank(ranks: RankThreads, count: int) -> None:
     size = len(ranks.groups)
-    expected = SUM.combine([own(rank, count) for rank in range(size)])
+    expected = SUM.combine([own(rank, count) for rank in range(size)], 0)
 
     def program(group: Group) -> torch.Tensor:
         data = own(group.rank, count)
@@ -65,7 +65,7 @@ def test_all_reduce_is_the_tree_of_the_whole_on_each_rank(ranks: RankThreads, co
 def test_reduce_gives_the_root_the_same(ranks: RankThreads, count: int) -> None:
     size = len(ranks.groups)
     root = size - 1
-    expected = SUM.combine([own(rank, count) for rank in range(size)])
+    expected = SUM.combine([own(rank, count) for rank in range(size)], 0)
 
     def program(group: Group) -> torch.Tensor:
         data = own(group.rank, count)

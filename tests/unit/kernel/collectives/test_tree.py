@@ -31,7 +31,7 @@ def test_tree_is_balanced_and_in_the_order_of_ranks() -> None:
     assert [split(count) for count in range(2, 10)] == [1, 2, 2, 4, 4, 4, 4, 8]
     a, b, c, d, e = parts = numbers(0, 5, 1000, torch.float32)
     expected = ((a + b) + (c + d)) + e
-    assert torch.equal(SUM.combine(copies(parts)), expected)
+    assert torch.equal(SUM.combine(copies(parts), 0), expected)
     other = (((a + b) + c) + d) + e
     assert not torch.equal(other, expected)  # the order matters for these numbers
 
@@ -48,10 +48,10 @@ def test_result_does_not_depend_on_how_tensors_are_cut(
     seed: int, ranks: int, cuts: list[int], dtype: torch.dtype, name: str
 ) -> None:
     parts = numbers(seed, ranks, 300, dtype)
-    whole = Reduction(name).combine(copies(parts))
+    whole = Reduction(name).combine(copies(parts), 0)
     bounds = [0, *sorted(cuts), 300]
     cut = [
-        Reduction(name).combine([part[begin:end].clone() for part in parts])
+        Reduction(name).combine([part[begin:end].clone() for part in parts], 0)
         for begin, end in itertools.pairwise(bounds)
     ]
     assert torch.equal(torch.cat(cut).view(torch.uint8), whole.view(torch.uint8))
@@ -72,10 +72,10 @@ def test_integers_are_reduced_exactly(ranks: int, dtype: torch.dtype) -> None:
     }
     for name, function in functions.items():
         expected = functools.reduce(function, copies(parts))
-        assert torch.equal(Reduction(name).combine(copies(parts)), expected), name
+        assert torch.equal(Reduction(name).combine(copies(parts), 0), expected), name
     total = functools.reduce(operator.add, copies(parts))
     expected = total.div(ranks, rounding_mode="trunc")
-    assert torch.equal(Reduction("AVG").combine(copies(parts)), expected)
+    assert torch.equal(Reduction("AVG").combine(copies(parts), 0), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -83,7 +83,7 @@ def test_each_sum_of_eight_bit_floats_is_rounded(dtype: torch.dtype) -> None:
     a, b, c = parts = numbers(1, 3, 50, dtype)
     pair = (a.float() + b.float()).to(dtype)
     expected = (pair.float() + c.float()).to(dtype)
-    assert torch.equal(SUM.combine(copies(parts)).view(torch.uint8), expected.view(torch.uint8))
+    assert torch.equal(SUM.combine(copies(parts), 0).view(torch.uint8), expected.view(torch.uint8))
 
 
 @pytest.mark.parametrize(
