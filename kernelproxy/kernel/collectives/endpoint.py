@@ -139,7 +139,8 @@ class Endpoint:
             hello = Header(FrameKind.hello, text=place["token"] + self.token).encode()
             peer = self._peers[place["token"]] = Peer(place["token"], self._connect(place))
             try:
-                peer.greet(hello, self.outbox.fd if peer.local else None)
+                shares = peer.local and self.outbox.fd >= 0
+                peer.greet(hello, self.outbox.fd if shares else None)
             except PeerLostError:
                 self._ended.append(peer)
                 self._bell[0].send(b"\0")

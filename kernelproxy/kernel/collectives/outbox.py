@@ -75,17 +75,16 @@ class Outbox:
     """
 
     def __init__(self, size: int = OUTBOX_BYTES) -> None:
-        self.fd = os.memfd_create("sing-outbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, ACKNOWLEDGEMENTS + size)
-        # A receiver that reads beyond its end would be killed.
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        #: Its file; negative: it is closed, or the process may not have files of this size.
+        self.fd = _new_file(ACKNOWLEDGEMENTS + size)
         self._memory = mmap.mmap(self.fd, ACKNOWLEDGEMENTS + size)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._end = ACKNOWLEDGEMENTS + size
         self._lock = threading.Lock()
         self._regions: dict[int, _Region] = {}
         self._used = ACKNOWLEDGEMENTS
-        self._free = list(range(ACKNOWLEDGEMENTS))
+        self._free: list[int] = []
+        self._unused = iter(range(ACKNOWLEDGEMENTS))
 
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat tensor without values, in the outbox if there is room."""
@@ -150,8 +149,10 @@ class Outbox:
             return None
         with self._lock:
             for region in self._regions.values() if self.fd >= 0 else ():
-                if region.offset <= offset < region.offset + region.size and self._free:
-                    number = self._free.pop()
+                if region.offset <= offset < region.offset + region.size:
+                    number = self._free.pop() if self._free else next(self._unused, None)
+                    if number is None:
+                        return None
                     self._memory[number] = 0
                     region.frames.append((receiver, number))
                     return OutboxPlace(offset, number)
@@ -164,6 +165,18 @@ class Outbox:
                 os.close(self.fd)
                 self.fd = -1
                 self._memory = mmap.mmap(-1, ACKNOWLEDGEMENTS)  # it has a descriptor, too
+
+
+def _new_file(size: int) -> int:
+    fd = os.memfd_create("sing-outbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+    except OSError:
+        os.close(fd)
+        return -1
+    # A receiver that reads beyond its end would be killed.
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    return fd
 
 
 class SharedMemory:

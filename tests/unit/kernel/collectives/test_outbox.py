@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -170,5 +171,25 @@ def test_a_rank_of_another_host_gets_the_bytes() -> None:
 
     try:
         ranks.all(program)
+    finally:
+        ranks.close()
+
+
+def test_processes_that_may_not_have_such_files_use_the_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(fd: int, size: int) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", refuse)
+        ranks = RankThreads(3)
+
+    def program(group: Group) -> torch.Tensor:
+        data = group.empty(3 * COUNT, torch.float32).fill_(group.rank + 1)
+        return call(group, "a", lambda each: exchange.all_reduce(each, data, SUM))
+
+    try:
+        assert all(torch.equal(each, torch.full((3 * COUNT,), 6.0)) for each in ranks.all(program))
     finally:
         ranks.close()
