@@ -141,7 +141,9 @@ class Incoming:
             return self.connection.recv_into(self._left)
         # The first frame brings the outbox.
         space = socket.CMSG_SPACE(array("i").itemsize)
-        count, ancillary, *_ = self.connection.recvmsg_into([self._left], space)
+        count, ancillary, *_ = self.connection.recvmsg_into(
+            [self._left], space, socket.MSG_CMSG_CLOEXEC
+        )
         for _, _, data in ancillary:
             (fd,) = array("i", data)
             self._shared = SharedMemory(fd)

@@ -144,6 +144,9 @@ class Endpoint:
             except PeerLostError:
                 self._ended.append(peer)
                 self._bell[0].send(b"\0")
+            except BaseException:  # interrupted: the next call connects again
+                del self._peers[place["token"]]
+                raise
             else:
                 assert peer.connection is not None
                 self._selector.register(

@@ -17,9 +17,9 @@ namespace sing {
 namespace {
 
 constexpr unsigned kThreadsMax = 8;
-// With more threads than this, writers of the arena would wait for each other; with fewer, a
-// mapping costs more than it gains (measured: pages of a mapping are cleared first).
-constexpr unsigned kWritersMax = 3;
+// More threads than these write to the arena's memory, as those that write to its file wait for
+// each other. For fewer, the file is faster: new pages of a mapping are cleared first.
+constexpr unsigned kFileWritersMax = 3;
 // Storages up to this size are loaded first: many operators need only these.
 constexpr uint64_t kSmallBytes = 1 << 20;
 // Number of bits for versions that one worker may give to extents; those of the next worker are
@@ -215,6 +215,9 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
       if (time) time->freeze();
       making.snapshot.header.position = position;
       freeze(making);
+      // Beside the execution of a software device, one thread saves.
+      const unsigned writers = stop || !state_.device.is_cpu() ? threads() : 1;
+      if (writers > kFileWritersMax && !making.saves.empty()) arena_.open_view();
       state_.exactness.note_snapshot(position, agent_.retained.load(), page);
       if (stop) {
         saves_.schedule(making.order());
@@ -290,7 +293,6 @@ void Snapshots::freeze(Making& making) {
   if (!making.saves.empty()) saves_.begin();
   making.small.start(state_.device);
   arena_.grow(making.free.end());
-  if (threads() > kWritersMax && !making.saves.empty()) arena_.open_view();
   for (uint32_t id = 0; id < state_.storages.all().size(); ++id) {
     Slot& slot = state_.storages.all()[id];
     if (!slot.storage || slot.saved) continue;

@@ -80,7 +80,7 @@ void Arena::write(uint64_t offset, std::span<const std::byte> bytes) {
   }
 }
 
-void Arena::open_view() noexcept {
+void Arena::open_view() {
   close_view();
   const size_t count = bytes();
   void* const found = mmap(nullptr, count, PROT_READ | PROT_WRITE, MAP_SHARED, file_.fd(), 0);

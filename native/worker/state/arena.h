@@ -59,7 +59,7 @@ class Arena {
   // Maps the file for write() until close_view(), while no thread writes. Threads that write to
   // the file itself take turns in the kernel (it locks the file), those that write to memory do
   // not.
-  void open_view() noexcept;
+  void open_view();
   void close_view() noexcept;
   // Maps the bytes from `offset` in place of what is mapped there, copy-on-write, so that writes
   // stay private. Returns false if the process has reached its limit of mappings.
