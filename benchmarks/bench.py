@@ -30,11 +30,12 @@ from benchmarks.execution.breakdown import Profile
 from benchmarks.execution.compiling import Compilation
 from benchmarks.execution.operators import Small
 from benchmarks.rates import memcpy_rate
-from benchmarks.sharing import crowd, hostile, jobs, packing, turns
+from benchmarks.sharing import crowd, hostile, jobs, packing, resizing, turns
 from benchmarks.sharing.crowd import Crowd
 from benchmarks.sharing.hostile import Attack
 from benchmarks.sharing.jobs import JobSteps
 from benchmarks.sharing.packing import Pair
+from benchmarks.sharing.resizing import Standstill
 from benchmarks.sharing.turns import BenchmarkTurns
 from benchmarks.states import disk, moves, notebooks, saving
 from benchmarks.states.disk import Disk
@@ -105,6 +106,8 @@ class Scale:
         Seconds of each attack by another user, rounds, and number of attacks; None: all.
     jobs : tuple of (int, int)
         Steps of each job of several ranks, and the most ranks.
+    resized : tuple of int
+        MiB on each rank of jobs whose number of devices changes.
     compilations : int
         First calls of a compiled model on each side.
     """
@@ -122,6 +125,7 @@ class Scale:
     crowd: tuple[int, float] = (8, 60.0)
     hostile: tuple[float, int, int | None] = (2.0, 2, None)
     jobs: tuple[int, int] = (30, 4)
+    resized: tuple[int, ...] = (64, 256)
     compilations: int = 3
 
 
@@ -139,6 +143,7 @@ SMALL = Scale(
     crowd=(2, 1.0),
     hostile=(0.2, 1, 1),
     jobs=(2, 2),
+    resized=(),
     compilations=1,
 )
 
@@ -172,6 +177,7 @@ class Results:
     crowd: Crowd | None = None
     hostile: list[Attack] = field(default_factory=list)
     jobs: list[JobSteps] = field(default_factory=list)
+    standstills: list[Standstill] = field(default_factory=list)
     compilation: Compilation | None = None
     memcpy_gb_per_second: float = 0.0
 
@@ -449,7 +455,8 @@ def run(
         _show(hostile.report(results.hostile))
     if "jobs" in parts:
         results.jobs = list(jobs.measure_jobs(daemon_for_jobs, *scale.jobs))
-        _show(jobs.report(results.jobs))
+        results.standstills = list(resizing.measure_standstills(daemon_for_jobs, scale.resized))
+        _show([*jobs.report(results.jobs), "", *resizing.report(results.standstills)])
     if "compile" in parts:
         results.compilation = measure_compilation(scale)
         _show(compiling.report(results.compilation))
@@ -528,6 +535,8 @@ def report(results: Results) -> str:
         lines += ["## Another user who means harm", "", *hostile.report(results.hostile), ""]
     if results.jobs:
         lines += ["## Jobs of several ranks", "", *jobs.report(results.jobs), ""]
+    if results.standstills:
+        lines += [*resizing.report(results.standstills), ""]
     if results.compilation is not None:
         lines += ["## First compilation", "", *compiling.report(results.compilation), ""]
     lines += ["## On a GPU", "", GPU_FIGURES.read_text(encoding="utf-8")]

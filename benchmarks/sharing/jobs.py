@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +16,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelproxy.common.paths import runtime_dir
+
 PROGRAM = Path(__file__).with_name("rank.py")
 #: Ranks, and devices on which they run.
 PLACES = ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1))
+
+#: What a process of several sessions logs: microseconds of a switch, and calls that were not
+#: executed, or only later.
+SHARED = re.compile(
+    r"^worker: .* switches of (\d+) us, .* executed, (\d+) not \(and (\d+) ", re.MULTILINE
+)
 
 #: Starts a daemon, given its number of devices.
 Daemon = Callable[[int], AbstractContextManager[object]]
@@ -34,6 +43,13 @@ class JobSteps:
         Seconds of one step, with sessions and with plain torch on the CPU.
     alone : float
         Seconds of one step of a job of one rank.
+    switch : float
+        Microseconds from one rank to the next one in their common process; 0 without one.
+    optimizer : int
+        Operators of the optimizer in a step.
+    spared : float
+        Operators in a step that were not executed, as another rank's results were used, for each
+        rank but one.
     """
 
     ranks: int
@@ -41,6 +57,9 @@ class JobSteps:
     proxied: float
     plain: float
     alone: float
+    switch: float = 0.0
+    optimizer: int = 0
+    spared: float = 0.0
 
     @property
     def of_ideal(self) -> float:
@@ -66,15 +85,24 @@ def measure_jobs(daemon: Daemon, steps: int, ranks_max: int) -> Iterator[JobStep
         if ranks > ranks_max:
             continue
         if ranks not in plain:
-            plain[ranks] = _step(torchrun, ranks, "cpu", steps)
+            plain[ranks] = _run(torchrun, ranks, "cpu", steps)["step"]
         with daemon(devices):
-            proxied = _step([sys.executable, "-m", "jupyter_sing.cli", "run"], ranks, "cuda", steps)
+            found = _run([sys.executable, "-m", "jupyter_sing.cli", "run"], ranks, "cuda", steps)
+            log = (runtime_dir() / "agent.log").read_text(encoding="utf-8", errors="replace")
+        proxied = found["step"]
         alone = alone or proxied
-        yield JobSteps(ranks, devices, proxied, plain[ranks], alone)
+        shared = SHARED.findall(log)
+        if devices > 1 or not shared:
+            yield JobSteps(ranks, devices, proxied, plain[ranks], alone)
+            continue
+        switch, saved, later = map(int, shared[-1])
+        spared = (saved - later) / found["steps"] / (ranks - 1)
+        calls = int(found["calls"])
+        yield JobSteps(ranks, devices, proxied, plain[ranks], alone, switch, calls, spared)
 
 
-def _step(launcher: Sequence[str], ranks: int, kind: str, steps: int) -> float:
-    """Run a job; return the seconds of one step."""
+def _run(launcher: Sequence[str], ranks: int, kind: str, steps: int) -> dict[str, float]:
+    """Run a job; return what its first rank has measured."""
     done = subprocess.run(
         [*launcher, "--nproc-per-node", str(ranks), str(PROGRAM), kind, str(steps)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -83,7 +111,8 @@ def _step(launcher: Sequence[str], ranks: int, kind: str, steps: int) -> float:
         check=True,
     )
     (line,) = (each for each in done.stdout.splitlines() if each.startswith("{"))
-    return float(json.loads(line)["step"])
+    found: dict[str, float] = json.loads(line)
+    return found
 
 
 def report(found: Sequence[JobSteps]) -> list[str]:
@@ -91,14 +120,21 @@ def report(found: Sequence[JobSteps]) -> list[str]:
     return [
         "An MLP of 1.3 million parameters under DistributedDataParallel, one compute thread for",
         "each rank and each device. Ideal is the step of one rank, as often as the busiest device",
-        "has ranks; the weights are the same bits on each number of devices.",
+        "has ranks; the weights are the same bits on each number of devices. Ranks of one device",
+        "share a process: time of a switch between them, and operators in a step that were not",
+        "executed, for each rank but one, beside those that its optimizer has.",
         "",
         "| ranks | devices | plain torch and gloo, ms/step | proxied, ms/step | of plain "
-        "| of the ideal |",
-        "|---|---|---|---|---|---|",
+        "| of the ideal | a switch, us | not executed, optimizer |",
+        "|---|---|---|---|---|---|---|---|",
         *(
             f"| {each.ranks} | {each.devices} | {each.plain * 1e3:.1f} | {each.proxied * 1e3:.1f} "
-            f"| **{each.proxied / each.plain:.2f}** | {each.of_ideal:.2f} |"
+            f"| **{each.proxied / each.plain:.2f}** | {each.of_ideal:.2f} "
+            + (
+                f"| {each.switch:.0f} | {each.spared:.1f}, {each.optimizer} |"
+                if each.switch
+                else "| | |"
+            )
             for each in found
         ),
     ]

@@ -1,6 +1,6 @@
 """One rank of a job that trains an MLP with DistributedDataParallel: ``rank.py DEVICE STEPS``.
 
-Started as torchrun starts it. Rank 0 prints the seconds of one step, as JSON.
+Started as torchrun starts it. Rank 0 prints the seconds of one step, and counts, as JSON.
 """
 
 from __future__ import annotations
@@ -43,11 +43,23 @@ def main(kind: str, steps: int) -> None:
         return (time.perf_counter() - begin) / count
 
     train(WARM_STEPS)
+    before = operators()
+    optimizer.step()
+    calls = operators() - before
     dist.barrier()
     seconds = train(steps)
     if rank == 0:
-        print(json.dumps({"step": seconds}), flush=True)
+        # Operators of the optimizer in a step, and how often it was called.
+        found = {"step": seconds, "calls": calls, "steps": WARM_STEPS + 1 + steps}
+        print(json.dumps(found), flush=True)
     dist.destroy_process_group()
+
+
+def operators() -> int:
+    """Return the number of operators that were sent to the device; 0 with plain torch."""
+    activation = sys.modules.get("kernelproxy.kernel.activation")
+    client = activation.current().client if activation else None
+    return int(client.statistics()["operators"]) if client else 0
 
 
 if __name__ == "__main__":

@@ -47,10 +47,9 @@ class SeatServer:
         self._begin(control, (order, fds))
         if self._library.sing_worker_serve(self._threads):
             raise WorkerError(error(self._library))
-        self._report()
 
     def _report(self) -> None:
-        """Log what sharing the process has saved."""
+        """Log what sharing the process has saved until now."""
         counts = SeatCounts()
         self._library.sing_worker_seat_figures(ctypes.byref(counts))
         microseconds = counts.switch_ns / 1e3 / max(1, counts.switches)
@@ -81,6 +80,7 @@ class SeatServer:
         except BaseException:
             traceback.print_exc()
             os._exit(70)
+        self._report()
         with self._changing:
             self._count -= 1
             is_last = self._count == 0

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kernelproxy.common.protocol import Resume, Suspend
 from tests.browser.conftest import TWO
 from tests.browser.lab import Lab, Screen, patient, write_notebook
 from tests.doubles.waiting import wait_until
-from tests.e2e.trainers import program
+from tests.e2e.trainers import program, verb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -158,9 +159,12 @@ def test_a_job_is_squeezed_by_a_premium_cell_and_grows_again(
     enough = tmp_path / "enough"
     with program(1, proxied=True, user="alice") as alice:
         assert alice.answer() == ["ready"]
+        # Else its turn lasts until others wait for the device, which a job that grows does not do.
+        verb(Suspend(alice.session))
         screen.run(1, wait=False)
         wait_until(lambda: on_devices(lab) == 2)
         see_job("4 ranks on 2 GPUs$", ON_TWO, "job-on-two")
+        verb(Resume(alice.session))
         alice.ask(str(enough))
         try:
             wait_until(lambda: on_devices(lab) == 1)

@@ -110,6 +110,8 @@ def test_jobs_of_several_ranks(measure: Measure) -> None:
     assert [(each.ranks, each.devices) for each in results.jobs] == expected
     for each in results.jobs:
         assert min(each.proxied, each.plain, each.of_ideal) > 0
+        assert (each.switch > 0) == (each.ranks > each.devices == 1)
+        assert (each.spared > 0) == (each.optimizer > 0) == (each.switch > 0)
     assert bench.report(results).count("## Jobs of several ranks") == 1
 
 
