@@ -261,7 +261,7 @@ class Endpoint:
             incoming.connection.close()
         self._incoming.clear()
         self._selector.close()
-        self.outbox.close()
+        self.outbox.abandon()
 
     def close(self) -> None:
         """End the thread, and all connections; idempotent."""
@@ -270,6 +270,7 @@ class Endpoint:
         self._closing = True
         self._bell[0].send(b"\0")
         self._thread.join()
+        self.outbox.close()
         self.abandon()
 
     # ------------------------------------------------------------ on the endpoint's thread

@@ -161,10 +161,14 @@ class Outbox:
     def close(self) -> None:
         """Close the file; contributions keep their memory. Idempotent."""
         with self._lock:
-            if self.fd >= 0:
-                os.close(self.fd)
-                self.fd = -1
-                self._memory = mmap.mmap(-1, ACKNOWLEDGEMENTS)  # it has a descriptor, too
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Do that in a forked child, where a thread that does not exist may hold the lock."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self._memory = mmap.mmap(-1, ACKNOWLEDGEMENTS)  # it has a descriptor, too
 
 
 def _new_file(size: int) -> int:
@@ -194,6 +198,7 @@ class SharedMemory:
     """
 
     def __init__(self, fd: int) -> None:
+        self._process = os.getpid()
         try:
             self._size = os.fstat(fd).st_size
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
@@ -226,7 +231,9 @@ class SharedMemory:
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def acknowledge(self, number: int) -> None:
-        self._acknowledgements[number] = 1
+        # A forked child drops its copies of frames that this process still reads.
+        if os.getpid() == self._process:
+            self._acknowledgements[number] = 1
 
 
 def _acknowledge(memory: SharedMemory, number: int) -> None:

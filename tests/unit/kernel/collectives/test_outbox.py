@@ -75,6 +75,27 @@ def test_memory_is_used_again_once_all_have_read_it(pair: list[Any]) -> None:
     assert filled(own, 2.0).data_ptr() == first
 
 
+def test_a_forked_child_acknowledges_nothing(pair: list[Any]) -> None:
+    own, view = pair
+    content = filled(own, 1.0)
+    first = content.data_ptr()
+    place = own.give(content, PeerDouble())
+    assert place is not None
+    taken = [view.take(place, content.nbytes)]
+    del content
+    with own._lock:  # as another thread may have it
+        child = os.fork()
+        if child == 0:
+            taken.clear()
+            own.abandon()
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert filled(own, 2.0).data_ptr() != first
+    assert taken[0].view(torch.float32)[0] == 1.0
+    taken.clear()
+    assert filled(own, 2.0).data_ptr() == first
+
+
 def test_a_peer_that_has_ended_reads_no_more(pair: list[Any]) -> None:
     own, _ = pair
     content, peer = filled(own, 1.0), PeerDouble()
