@@ -128,6 +128,20 @@ def test_parts_of_blocks_in_use_are_no_part_of_a_context() -> None:
     play(scenario)
 
 
+def test_a_worker_whose_storages_change_all_the_time_says_what_it_keeps() -> None:
+    accounts = MemoryAccounts()
+    worker = WorkerMemory(frozenset({7}), 100 * MIB, 100 * MIB)
+    accounts.take(MemorySample(1000 * MIB, 150 * MIB, {7: 150 * MIB}), {"a": worker})
+    assert accounts.workers["a"].context == 50 * MIB
+    # It has grown while the driver was asked: the two figures do not fit.
+    worker = WorkerMemory(frozenset({7}), 300 * MIB, 300 * MIB)
+    sample = MemorySample(1000 * MIB, 900 * MIB, {7: 900 * MIB})
+    accounts.take(sample, {"a": worker}, changed={"a"})
+    accounts.gave_back("a", worker, 200 * MIB)
+    assert (accounts.workers["a"].context, accounts.workers["a"].cached) == (50 * MIB, 200 * MIB)
+    assert accounts.estimate == 50 * MIB
+
+
 def test_a_cache_is_kept_while_there_is_room() -> None:
     async def scenario() -> None:
         gpu, allocator = gpu_of(1000 * MIB)

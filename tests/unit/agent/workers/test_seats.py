@@ -420,11 +420,7 @@ def test_a_process_that_has_died_unnoticed_is_not_joined() -> None:
     async def scenario() -> None:
         async with job() as made:
             await made.rank()
-            process = made.zygote.forked[0]
-            process.process.kill()
-            process.process.wait()
-            for each in process.sessions:
-                each.close()
+            made.crash()
             assert await works(await made.rank())
             assert len(made.zygote.forked) == 2
 
