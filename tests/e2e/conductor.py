@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import struct
 import sys
@@ -12,10 +14,14 @@ from pathlib import Path
 from typing import TextIO
 
 from tests.doubles.free_ports import free_ports
+from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX
+from tests.integration.conftest import children_of
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "programs" / "jobs" / "conducted.py"
+#: Ranks are ready after a tenth of it. Shorter than the limit of a test, which shows no stacks.
+READY_SECONDS_MAX = 80.0
 
 
 @dataclass
@@ -57,14 +63,34 @@ class Conductor:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.settimeout(SECONDS_MAX)
+        self._listener.settimeout(READY_SECONDS_MAX)
         self._listener.bind(str(path))
         self._listener.listen()
         self._connections = contextlib.ExitStack()
 
     def ranks(self, count: int) -> list[ConductedRank]:
         """Wait until so many ranks are ready; return them in their order."""
-        return sorted((self._accept() for _ in range(count)), key=lambda rank: rank.number)
+        found: list[ConductedRank] = []
+        try:
+            while len(found) < count:
+                found.append(self._accept())
+        except TimeoutError:
+            text = f"{len(found)} of {count} ranks are ready; stacks of all processes:\n"
+            raise TimeoutError(text + self._stacks()) from None
+        return sorted(found, key=lambda rank: rank.number)
+
+    def _stacks(self) -> str:
+        """Return where the processes are that the test has started: see ``conducted.show``."""
+        found = Path(f"{self.path}.stacks")
+        for pid in _descendants(os.getpid()):
+            status = Path(f"/proc/{pid}/status").read_text()
+            (caught,) = (line for line in status.splitlines() if line.startswith("SigCgt"))
+            if int(caught.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1:
+                before = found.stat().st_size
+                os.kill(pid, signal.SIGUSR2)
+                with contextlib.suppress(AssertionError, TimeoutError):
+                    wait_until(lambda: found.stat().st_size > before, 5)  # noqa: B023
+        return found.read_text() if found.exists() else "none"
 
     def _accept(self) -> ConductedRank:
         connection, _ = self._listener.accept()
@@ -114,10 +140,15 @@ class Conductor:
         return (
             f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
             "from accelerate import notebook_launcher\n"
-            "from tests.programs.jobs.conducted import main\n"
+            "from tests.programs.jobs.conducted import main, show\n"
+            f"show({str(self.path)!r})\n"
             f"notebook_launcher(main, ({str(self.path)!r},), num_processes={count}, "
             f"use_port={port!r})"
         )
+
+
+def _descendants(pid: int) -> list[int]:
+    return [each for child in children_of(pid) for each in (child, *_descendants(child))]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ answers with one line: the result, or the error, with which it then ends.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -75,7 +77,14 @@ class RankCommands:
         raise ValueError("a rank that fails")
 
 
+def show(path: str) -> None:
+    """Let SIGUSR2 append this process's stacks to a file, and those of its forked children."""
+    file = open(f"{path}.stacks", "a")  # noqa: SIM115 - closed with the process
+    faulthandler.register(signal.SIGUSR2, file)
+
+
 def main(path: str) -> None:
+    show(path)
     torch.set_num_threads(1)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
