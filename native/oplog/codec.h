@@ -37,6 +37,16 @@ enum class RecordKind : uint8_t {
 enum RecordFlags : uint8_t {
   kRequest = 1,    // the client awaits an answer
   kGradients = 2,  // a call with autograd switched on: some kernels then keep more for backward
+  kNamed = 4,      // a write or read of a whole storage, whose bytes have a name
+};
+
+// A name of bytes: the ranks of a job give it to the result of one collective, which is the same on
+// all of them. Two things with one name are equal.
+struct ContentName {
+  uint64_t high = 0;
+  uint64_t low = 0;
+
+  explicit operator bool() const noexcept { return high != 0 || low != 0; }
 };
 
 struct RecordHeader {

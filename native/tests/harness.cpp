@@ -381,11 +381,11 @@ Tensor Host::upload_indices(const std::vector<int64_t>& values, std::vector<int6
   return tensor;
 }
 
-uint64_t Host::begin_request(RecordKind kind, const Writer& payload) {
+uint64_t Host::begin_request(RecordKind kind, const Writer& payload, uint8_t flags) {
   const uint64_t position = head_ + sizeof(RecordHeader) + padded(payload.size());
   client_->answer_taken.store(0);
   client_->answer_wanted.store(position);
-  append(kind, kRequest, payload);
+  append(kind, kRequest | flags, payload);
   return position;
 }
 
@@ -429,8 +429,8 @@ void Host::replace(uint64_t end, const CallRecord& call) {
               payload.size());
 }
 
-Answer Host::request(RecordKind kind, const Writer& payload) {
-  const uint64_t position = begin_request(kind, payload);
+Answer Host::request(RecordKind kind, const Writer& payload, uint8_t flags) {
+  const uint64_t position = begin_request(kind, payload, flags);
   wait_answer(position);
   Answer answer;
   answer.status = static_cast<AnswerStatus>(worker_->answer_status.load());

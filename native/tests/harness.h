@@ -138,7 +138,7 @@ class Host {
   void record_answer(uint64_t position, const Answer& answer);
   uint64_t append(RecordKind kind, uint8_t flags, const Writer& payload);
   uint64_t append_raw(const void* bytes, size_t count);
-  Answer request(RecordKind kind, const Writer& payload);
+  Answer request(RecordKind kind, const Writer& payload, uint8_t flags = 0);
   Answer read(const Tensor& tensor);
   std::vector<float> values(const Tensor& tensor);
   Answer synchronize() { return request(RecordKind::synchronize, Writer()); }
@@ -147,7 +147,7 @@ class Host {
   void wait_consumed();
 
   // Takes an answer in steps, for tests that leave it half taken.
-  uint64_t begin_request(RecordKind kind, const Writer& payload);
+  uint64_t begin_request(RecordKind kind, const Writer& payload, uint8_t flags = 0);
   void wait_answer(uint64_t position);
   uint64_t take(Bytes& into, uint64_t most);
   void abandon();

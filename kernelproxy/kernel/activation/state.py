@@ -193,6 +193,12 @@ def await_peers(waiting: bool) -> None:
         client.await_peers(waiting)
 
 
+def name_copies(name: tuple[int, int]) -> None:
+    """Name what this thread copies from or to the device from now on; zeros: nothing."""
+    if (client := _current.client) is not None:
+        client.name_copies(name)
+
+
 def cell_asked() -> None:
     """Report that another cell was requested while one runs. Never blocks; from any thread."""
     link = _current.link

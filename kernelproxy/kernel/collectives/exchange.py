@@ -82,16 +82,17 @@ def reduce_scatter(
     return reduction.combine(all_to_all(call, inputs, [output] * call.size), call.rank)
 
 
-def all_reduce(call: Call, data: torch.Tensor, reduction: Reduction) -> torch.Tensor:
-    """Return the reduction of the data of all ranks; `data` may be overwritten."""
+def all_reduce(call: Call, data: torch.Tensor, reduction: Reduction) -> list[torch.Tensor]:
+    """Return the reduction of the data of all ranks, in pieces; `data` may be overwritten."""
     if _small(data):
-        return reduction.combine(all_gather(call, data, [data] * call.size), call.rank)
+        return [reduction.combine(all_gather(call, data, [data] * call.size), call.rank)]
     mine, parts = _reduce_piece(call, data, reduction)
     for rank in call.others:
         call.send(rank, mine, stage=1)
+    found = [mine] * call.size
     for rank in call.others:
-        data[parts[rank]] = call.receive(rank, data[parts[rank]], stage=1)
-    return data
+        found[rank] = call.receive(rank, data[parts[rank]], stage=1)
+    return found
 
 
 def reduce(call: Call, data: torch.Tensor, reduction: Reduction, root: int) -> torch.Tensor:

@@ -25,6 +25,8 @@ from kernelproxy.kernel.collectives.endpoint import Endpoint, SessionEndedError,
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
 
 _POLL_SECONDS = 0.005
+Name = tuple[int, int]
+"""Of what a collective contributes or results in: see Note [Names] in `transfers`."""
 
 
 class Group:
@@ -49,6 +51,8 @@ class Group:
         self._store = store
         self._own = own
         self._endpoint: Endpoint | None = None
+        #: The same for all members, and of no other group; empty: there are no others.
+        self.token = b""
         self._identity = 0
         self._peers: dict[int, Peer] = {}
         # Members to which, and from which, the first frame has been sent.
@@ -80,8 +84,8 @@ class Group:
                     if rank != self.rank:
                         self._peers[rank] = own.peer(member.split(" ", 1)[1])
                 text = " ".join([self.name, *members])
-                digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-                self._identity = int.from_bytes(digest, "little")
+                self.token = hashlib.blake2b(text.encode(), digest_size=16).digest()
+                self._identity = int.from_bytes(self.token[:8], "little")
                 self._endpoint = own
             return self._endpoint
 
@@ -291,6 +295,18 @@ class Call:
         except Exception as error:
             self.group.fail(f"{self.group!r}: rank {self.rank} failed in {self.text}: {error}")
             raise
+
+    def name(self, *what: object) -> Name | None:
+        """Return a name for something in this call, on all ranks the same; None: it needs none."""
+        if not self.group.token:
+            return None
+        text = repr((self.number, what)).encode()
+        found = hashlib.blake2b(text, key=self.group.token, digest_size=16).digest()
+        return int.from_bytes(found[:8], "little"), int.from_bytes(found[8:], "little")
+
+    def names(self, *what: object) -> Callable[[int], Name | None]:
+        """Return a function that returns the names of numbered things."""
+        return lambda number: self.name(*what, number)
 
     def send(self, to: int, content: torch.Tensor | None = None, stage: int = 0) -> None:
         """Send a part to a rank; without content, announce the call."""

@@ -11,8 +11,9 @@ from torch import distributed
 
 from kernelproxy.kernel.collectives import exchange
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
-from kernelproxy.kernel.collectives.group import Call, Group, as_type
+from kernelproxy.kernel.collectives.group import Call, as_type
 from kernelproxy.kernel.collectives.launch import install_coalescing, launch, note, submit, unbox
+from kernelproxy.kernel.collectives.transfers import cut, joined, like, read, write
 from kernelproxy.kernel.collectives.tree import OPERATIONS, Reduction
 from kernelproxy.kernel.collectives.work import Completion
 
@@ -59,23 +60,6 @@ def _text(name: str, dtype: torch.dtype, count: int | None = None) -> str:
     return f"{name} of {number}{str(dtype).removeprefix('torch.')}"
 
 
-def _read(own: Group, tensors: Tensors) -> Tensor:
-    """Return the elements of device tensors, flat, one after the other, in memory for sending."""
-    elements = own.empty(sum(tensor.numel() for tensor in tensors), tensors[0].dtype)
-    for tensor, part in zip(tensors, _cut(elements, [t.numel() for t in tensors]), strict=True):
-        part.view(tensor.shape).copy_(tensor.data)
-    return elements
-
-
-def _write(tensor: Tensor, elements: Tensor) -> None:
-    # As NCCL writes: autograd does not notice.
-    tensor.data.copy_(elements.view(tensor.shape))
-
-
-def _cut(elements: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    return list(torch.split_with_sizes(elements, list(sizes)))
-
-
 # ---------------------------------------------------------------- the operators
 
 
@@ -95,18 +79,17 @@ def allreduce_coalesced_(
     reduction = _reduction("all_reduce", op, dtype)
 
     def task(call: Call) -> None:
-        sizes = [tensor.numel() for tensor in tensors]
-        contribution = _read(call.group, tensors)
+        contribution = read(call.group, tensors, call.names("of", call.rank))
         found = exchange.all_reduce(call, contribution, reduction)
-        for tensor, elements in zip(tensors, _cut(found, sizes), strict=True):
-            _write(tensor, elements)
+        if len(tensors) == 1:
+            write(tensors[0], found, call.name("of all", 0))
+            return
+        parts = cut(joined(found), [tensor.numel() for tensor in tensors])
+        for i, (tensor, elements) in enumerate(zip(tensors, parts, strict=True)):
+            write(tensor, elements, call.name("of all", i))
 
     text = _text(f"all_reduce ({reduction.name})", dtype, sum(t.numel() for t in tensors))
     return launch(group, text, async_op, list(tensors), task)
-
-
-def _joined(parts: Tensors) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def broadcast_(
@@ -119,9 +102,10 @@ def broadcast_(
 
     def task(call: Call) -> None:
         if call.rank == root:
-            exchange.broadcast(call, _read(call.group, [tensor]), root)
+            exchange.broadcast(call, read(call.group, [tensor], call.names("of", root)), root)
         else:
-            _write(tensor, exchange.broadcast(call, _like(dtype, tensor.numel()), root))
+            found = exchange.broadcast(call, like(dtype, tensor.numel()), root)
+            write(tensor, found, call.name("of", root, 0))
 
     text = _text(f"broadcast from rank {root}", dtype, tensor.numel())
     return list(tensors), launch(group, text, async_op, list(tensors), task)
@@ -150,22 +134,18 @@ def allgather_coalesced_(
     expected = [[tensor.numel() for tensor in each] for each in outputs]
 
     def task(call: Call) -> None:
-        given = _read(call.group, inputs)
+        given = read(call.group, inputs, call.names("of", call.rank))
         _sized(name, "the number of own elements", given.numel(), sum(expected[call.rank]))
-        likes = [_like(dtype, sum(sizes)) for sizes in expected]
+        likes = [like(dtype, sum(sizes)) for sizes in expected]
         found = exchange.all_gather(call, given, likes)
-        for each, elements, sizes in zip(outputs, found, expected, strict=True):
-            for tensor, part in zip(each, _cut(elements, sizes), strict=True):
-                _write(tensor, part)
+        for rank, (each, elements) in enumerate(zip(outputs, found, strict=True)):
+            parts = cut(elements, expected[rank])
+            for i, (tensor, part) in enumerate(zip(each, parts, strict=True)):
+                write(tensor, part, call.name("of", rank, i))
 
     text = _text(name, dtype, sum(map(sum, expected)))
     result = [tensor for each in outputs for tensor in each]
     return launch(group, text, async_op, result, task)
-
-
-def _like(dtype: torch.dtype, count: int) -> Tensor:
-    """Return a tensor that only has a dtype and a size."""
-    return torch.empty(count, dtype=dtype, device="meta")
 
 
 def _allgather_base_(
@@ -188,11 +168,11 @@ def allgather_into_tensor_coalesced_(
         _sized(name, "the number of elements to receive", output.numel(), count * size)
 
     def task(call: Call) -> None:
-        given = _read(call.group, inputs)
-        found = exchange.all_gather(call, given, [_like(dtype, len(given))] * size)
-        parts = zip(*(_cut(each, sizes) for each in found), strict=True)
-        for output, part in zip(outputs, parts, strict=True):
-            _write(output, torch.cat(part))
+        given = read(call.group, inputs, call.names("of", call.rank))
+        found = exchange.all_gather(call, given, [like(dtype, len(given))] * size)
+        parts = zip(*(cut(each, sizes) for each in found), strict=True)
+        for i, (output, part) in enumerate(zip(outputs, parts, strict=True)):
+            write(output, torch.cat(part), call.name("of all", i))
 
     text = _text(name, dtype, sum(sizes))
     return launch(group, text, async_op, list(outputs), task)
@@ -208,9 +188,10 @@ def reduce_(
     reduction = _reduction("reduce", op, dtype)
 
     def task(call: Call) -> None:
-        found = exchange.reduce(call, _read(call.group, [tensor]), reduction, root)
+        given = read(call.group, [tensor], call.names("of", call.rank))
+        found = exchange.reduce(call, given, reduction, root)
         if call.rank == root:
-            _write(tensor, found)
+            write(tensor, found, call.name("of all", 0))
 
     text = _text(f"reduce ({reduction.name}) to rank {root}", dtype, tensor.numel())
     return launch(group, text, async_op, list(tensors), task)
@@ -260,20 +241,23 @@ def _reduce_scatter(
     reduction, own = _reduction(name, op, dtype), unbox(group)[1]
     size = own.size
 
-    def shares(each: Tensors) -> list[Tensor]:
+    def shares(call: Call, number: int, each: Tensors) -> list[Tensor]:
         if len(each) == size > 1:
-            return [_read(own, [tensor]) for tensor in each]
-        whole = _read(own, each)
+            return [
+                read(own, [tensor], call.names("of", call.rank, number, to))
+                for to, tensor in enumerate(each)
+            ]
+        whole = read(own, each, call.names("of", call.rank, number))
         return list(whole.chunk(size)) if len(whole) else [whole] * size
 
     def task(call: Call) -> None:
-        of_ranks = zip(*(shares(each) for each in inputs), strict=True)
-        given = [_joined(parts) for parts in of_ranks]
+        of_ranks = zip(*(shares(call, *numbered) for numbered in enumerate(inputs)), strict=True)
+        given = [joined(parts) for parts in of_ranks]
         sizes = [output.numel() for output in outputs]
         _sized(name, "the number of own elements", given[call.rank].numel(), sum(sizes))
-        found = exchange.reduce_scatter(call, given, _like(dtype, sum(sizes)), reduction)
-        for output, elements in zip(outputs, _cut(found, sizes), strict=True):
-            _write(output, elements)
+        found = exchange.reduce_scatter(call, given, like(dtype, sum(sizes)), reduction)
+        for i, (output, elements) in enumerate(zip(outputs, cut(found, sizes), strict=True)):
+            write(output, elements, call.name("for", call.rank, i))
 
     count = sum(tensor.numel() for each in inputs for tensor in each)
     text = _text(f"{name} ({reduction.name})", dtype, count)
@@ -294,11 +278,11 @@ def gather_(
         _sized(name, "the number of tensors to receive", len(into), own.size)
 
     def task(call: Call) -> None:
-        likes = [_like(dtype, each.numel()) for each in into]
-        for each, elements in zip(
-            into, exchange.gather(call, _read(call.group, [tensor]), likes, root), strict=True
-        ):
-            _write(each, elements)
+        likes = [like(dtype, each.numel()) for each in into]
+        given = read(call.group, [tensor], call.names("of", call.rank))
+        found = exchange.gather(call, given, likes, root)
+        for rank, (each, elements) in enumerate(zip(into, found, strict=True)):
+            write(each, elements, call.name("of", rank, 0))
 
     text = _text(f"{name} to rank {root}", dtype)
     return launch(group, text, async_op, into, task)
@@ -318,8 +302,9 @@ def scatter_(
         _sized(name, "the number of tensors to send", len(given), own.size)
 
     def task(call: Call) -> None:
-        parts = [_read(own, [each]) for each in given]
-        _write(output, exchange.scatter(call, parts, _like(dtype, output.numel()), root))
+        parts = [read(own, [each], call.names("for", to)) for to, each in enumerate(given)]
+        found = exchange.scatter(call, parts, like(dtype, output.numel()), root)
+        write(output, found, call.name("for", call.rank, 0))
 
     text = _text(f"{name} from rank {root}", dtype)
     return list(outputs), launch(group, text, async_op, list(outputs), task)
@@ -336,11 +321,14 @@ def alltoall_(
     _sized(name, "the number of tensors to receive", len(outputs), size)
 
     def task(call: Call) -> None:
-        likes = [_like(dtype, output.numel()) for output in outputs]
-        given = [_read(call.group, [tensor]) for tensor in inputs]
+        likes = [like(dtype, output.numel()) for output in outputs]
+        given = [
+            read(call.group, [tensor], call.names("of", call.rank, to))
+            for to, tensor in enumerate(inputs)
+        ]
         found = exchange.all_to_all(call, given, likes)
-        for output, elements in zip(outputs, found, strict=True):
-            _write(output, elements)
+        for rank, (output, elements) in enumerate(zip(outputs, found, strict=True)):
+            write(output, elements, call.name("of", rank, call.rank, 0))
 
     return list(outputs), launch(group, _text(name, dtype), async_op, list(outputs), task)
 
@@ -356,9 +344,10 @@ def alltoall_base_(
     taken, given = _rows(name, output, output_sizes, size), _rows(name, tensor, input_sizes, size)
 
     def task(call: Call) -> None:
-        likes = [_like(dtype, count) for count in taken]
-        parts = _cut(_read(call.group, [tensor]), given)
-        _write(output, torch.cat(exchange.all_to_all(call, parts, likes)))
+        likes = [like(dtype, count) for count in taken]
+        parts = cut(read(call.group, [tensor], call.names("of", call.rank)), given)
+        found = torch.cat(exchange.all_to_all(call, parts, likes))
+        write(output, found, call.name("for", call.rank))
 
     return launch(group, _text(name, dtype), async_op, [output], task)
 
@@ -382,7 +371,7 @@ def send(tensors: Tensors, group: Any, to: int, tag: int) -> Any:
     process_group, own = unbox(group)
     header = Header(FrameKind.message, number=tag, text=_text("a tensor", dtype, tensor.numel()))
     with torch.inference_mode():
-        own.send(to, header, _read(own, [tensor]))
+        own.send(to, header, read(own, [tensor]))
     completion = Completion([tensor], own)
     completion.settle([tensor])
     note(process_group, completion)
@@ -404,7 +393,7 @@ def recv_(tensors: Tensors, group: Any, source: int, tag: int) -> Any:
                     f"{own!r}: rank {source} sends {frame.header.text}, and rank {own.rank} "
                     f"receives {text}"
                 )
-            _write(tensor, as_type(frame.content, _like(dtype, 0)))
+            write(tensor, as_type(frame.content, like(dtype, 0)))
 
     submit(own.lane((source, tag)), execute, completion, [tensor])
     note(process_group, completion)

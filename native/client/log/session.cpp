@@ -501,9 +501,9 @@ class Session::Wanted {
 };
 
 void Session::request(RecordKind kind, std::span<const std::byte> payload,
-                      std::span<std::byte> destination) {
+                      std::span<std::byte> destination, uint8_t flags) {
   const auto lock = lock_without_gil(request_mutex_);
-  const uint64_t position = append_record(kind, kRequest, payload, {});
+  const uint64_t position = append_record(kind, kRequest | flags, payload, {});
   const Engagement engagement(*this);
   Wanted wanted(*this, position);
   answer(position, [&](uint64_t total) {

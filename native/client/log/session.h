@@ -124,7 +124,7 @@ class Session {
   // Appends a request and waits for its answer: the bytes go to `destination`, which must have
   // their exact size. Raises the error that the worker reports, or KeyboardInterrupt.
   void request(RecordKind kind, std::span<const std::byte> payload,
-               std::span<std::byte> destination);
+               std::span<std::byte> destination, uint8_t flags = 0);
   // The same for an answer of unknown size. `recorded`: it depends on data, so the log keeps it,
   // see Note [Recorded answers].
   std::vector<std::byte> request(RecordKind kind, std::span<const std::byte> payload,

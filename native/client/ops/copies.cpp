@@ -14,6 +14,8 @@ namespace {
 
 constexpr uint64_t kWriteBytes = uint64_t{4} << 20;  // of one record
 
+thread_local ContentName name_of_copies;
+
 void put_range(Writer& out, uint32_t id, uint64_t offset, uint64_t count) {
   out.put<uint32_t>(id);
   out.put<uint32_t>(0);
@@ -41,15 +43,20 @@ bool same_layout(const at::Tensor& one, const at::Tensor& other) {
           (one.strides() == other.strides() && one.is_non_overlapping_and_dense()));
 }
 
+// A name is that of the elements in their order.
+bool is_named(const at::Tensor& tensor) { return name_of_copies && tensor.is_contiguous(); }
+
 void write(const at::Tensor& self, const at::Tensor& host) {
   const Range range = range_of(self);
+  const bool named = is_named(self);
   const auto* bytes = static_cast<const std::byte*>(host.const_data_ptr());
   Writer out;
   for (uint64_t at = 0; at < range.count; at += kWriteBytes) {
     const uint64_t count = std::min(kWriteBytes, range.count - at);
     out.clear();
     put_range(out, range.id, range.offset + at, count);
-    Session::get().append(RecordKind::write, out.view(), {bytes + at, count});
+    if (named) out.put(name_of_copies);
+    Session::get().append(RecordKind::write, out.view(), {bytes + at, count}, named ? kNamed : 0);
   }
 }
 
@@ -57,8 +64,11 @@ void read(const at::Tensor& source, const at::Tensor& host) {
   const Range range = range_of(source);
   Writer out;
   put_range(out, range.id, range.offset, range.count);
+  const bool named = is_named(source);
+  if (named) out.put(name_of_copies);
   Session::get().request(RecordKind::read, out.view(),
-                         {static_cast<std::byte*>(host.mutable_data_ptr()), range.count});
+                         {static_cast<std::byte*>(host.mutable_data_ptr()), range.count},
+                         named ? kNamed : 0);
 }
 
 void copy_on_device(const at::Tensor& self, const at::Tensor& source) {
@@ -99,6 +109,8 @@ void copy_to_host(const at::Tensor& self, const at::Tensor& source) {
 }
 
 }  // namespace
+
+void name_copies(ContentName name) { name_of_copies = name; }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
   if (self.is_same(source)) return self;

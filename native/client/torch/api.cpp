@@ -12,6 +12,7 @@
 
 #include "client/log/session.h"
 #include "client/ops/capture.h"
+#include "client/ops/copies.h"
 #include "client/ops/foreign.h"
 #include "client/ops/plans.h"
 #include "client/ops/tensors.h"
@@ -249,6 +250,11 @@ PyObject* sing_client_address(PyObject* object) {
   }
   return number(address);
   END_HANDLE_TH_ERRORS
+}
+
+// Names what this thread copies from or to the device from now on; 0, 0: nothing.
+void sing_client_name_copies(uint64_t high, uint64_t low) {
+  sing::client::name_copies({high, low});
 }
 
 // Position at which the next record will begin.

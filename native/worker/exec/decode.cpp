@@ -63,6 +63,17 @@ bool covers_storage(const Slot& slot, const at::Tensor& tensor) {
          tensor.is_non_overlapping_and_dense();
 }
 
+// True if the operator overwrites a contiguous part of the storage, and has no other part of it.
+bool overwrites_part(const Call& call, const Operand& operand) {
+  if (!operand.out || operand.part || !operand.geometry.is_contiguous() ||
+      std::find(operand.geometry.sizes.begin(), operand.geometry.sizes.end(), 0) !=
+          operand.geometry.sizes.end()) {
+    return false;
+  }
+  return std::count_if(call.operands.begin(), call.operands.end(),
+                       [&](const Operand& other) { return other.id == operand.id; }) == 1;
+}
+
 }  // namespace
 
 at::Tensor make_tensor(const c10::Storage& storage, const Geometry& geometry) {
@@ -284,15 +295,28 @@ void Decoder::materialise(Call& call, std::span<const c10::Storage> storages) {
   }
 }
 
-void Decoder::materialise(Call& call) {
-  if (state_.storages.replicas()) [[unlikely]] {
-    for (const Operand& operand : call.operands) {
-      if (operand.changed) state_.storages.prepare_change(state_.storages.at(operand.id));
-    }
+// In a seat.
+void Decoder::prepare_changes(Call& call, bool predicted) {
+  for (Operand& operand : call.operands) {
+    if (!operand.changed) continue;
+    Slot& slot = state_.storages.at(operand.id);
+    operand.rewrites =
+        predicted && overwrites_part(call, operand) && state_.storages.begin_part(slot);
+    if (!operand.rewrites) state_.storages.prepare_change(slot);
   }
+}
+
+void Decoder::materialise(Call& call, bool predicted) {
+  if (state_.storages.replicas()) [[unlikely]]
+    prepare_changes(call, predicted);
   for (Operand& operand : call.operands) {
     c10::IValue& argument = call.stack[operand.argument];
     Slot& slot = state_.storages.at(operand.id);
+    if (operand.rewrites) [[unlikely]] {
+      operand.tensor = make_tensor(slot.held(), operand.geometry);
+      put(argument, operand.element, operand.tensor);
+      continue;
+    }
     operand.fresh |= !slot.in_memory() || slot.life == Slot::Life::lost;
     const Operand* same = argument.isList() ? nullptr : same_tensor(call, operand);
     operand.tensor = same != nullptr ? same->tensor

@@ -26,9 +26,10 @@ struct Operand {
   bool written = false;
   bool changed = false;  // its bytes may change in the call
   bool out = false;
-  bool fresh = false;  // its storage was not in memory before this call
-  bool part = false;   // of a sparse tensor, which is the argument
-  uint32_t at = 0;     // where the storage's number stands, from the start of the arguments
+  bool fresh = false;     // its storage was not in memory before this call
+  bool part = false;      // of a sparse tensor, which is the argument
+  bool rewrites = false;  // a part of a version: see Note [Rewrites]
+  uint32_t at = 0;        // where the storage's number stands, from the start of the arguments
   Geometry geometry;
   at::Tensor tensor;
 
@@ -37,6 +38,11 @@ struct Operand {
     return out && geometry.offset == 0 && geometry.is_contiguous() &&
            geometry.storage_bytes() == bytes;
   }
+  // The bytes that it has in its storage, if it is contiguous.
+  uint64_t offset() const {
+    return static_cast<uint64_t>(geometry.offset) * c10::elementSize(geometry.dtype);
+  }
+  uint64_t count() const { return geometry.storage_bytes() - offset(); }
 };
 
 // A sparse tensor: its parts are operands, the first of them at `first`.
@@ -72,11 +78,13 @@ class Decoder {
 
   // Returns the first complaint that is an error of the call rather than a corrupt log, or "".
   std::string parse(Reader& in, const Operator& op, uint16_t arguments, Call& call);
-  void materialise(Call& call);
+  // `predicted`: no operand gets another size.
+  void materialise(Call& call, bool predicted);
   // The same in other storages: one for each operand. Without sparse tensors.
   static void materialise(Call& call, std::span<const c10::Storage> storages);
 
  private:
+  void prepare_changes(Call& call, bool predicted);
   c10::IValue value(Reader& in, const ArgumentType& type, int depth);
   c10::IValue scalar(Reader& in, Tag tag, ArgumentType::Kind kind);
   c10::IValue list(Reader& in, Tag tag, const ArgumentType& type, int depth);

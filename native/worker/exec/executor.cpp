@@ -68,7 +68,9 @@ bool Executor::execute(uint64_t position, const RecordHeader& header,
   header_ = header;
   kind_ = belongs_to_step(header) ? mixed(header.kind, header.bytes) : 0;
   state_.storages.begin_record(position);
-  if ((header.flags & ~(kRequest | kGradients)) != 0)
+  const bool copies = header.kind == static_cast<uint8_t>(RecordKind::write) ||
+                      header.kind == static_cast<uint8_t>(RecordKind::read);
+  if ((header.flags & ~(kRequest | (copies ? kNamed : kGradients))) != 0)
     throw CorruptLog("a record with unknown flags");
   Reader in(payload);
   switch (static_cast<RecordKind>(header.kind)) {
@@ -243,9 +245,14 @@ void Executor::storages(Reader& in) {
   expect_end(in);
 }
 
+ContentName Executor::get_name(Reader& in) const {
+  return (header_.flags & kNamed) != 0 ? in.get<ContentName>() : ContentName();
+}
+
 void Executor::write(Reader& in) {
   expect_request(false);
   const Range range = get_range(in);
+  const ContentName name = get_name(in);
   const auto bytes = in.get_bytes(range.count);
   expect_end(in);
   Slot& slot = state_.storages.at(range.id);
@@ -253,7 +260,7 @@ void Executor::write(Reader& in) {
   if (state_.stale(slot) && range.count != slot.bytes) return;
   try {
     refuse_skipped();
-    with_room([&](bool) { state_.storages.write(slot, range.offset, bytes); });
+    with_room([&](bool) { state_.storages.write(slot, range.offset, bytes, name); });
     finish_carefully();
   } catch (const EndOfRun&) {
     throw;
@@ -267,6 +274,7 @@ void Executor::write(Reader& in) {
 bool Executor::read(Reader& in) {
   expect_request(true);
   const Range range = get_range(in);
+  const ContentName name = get_name(in);
   expect_end(in);
   Slot& slot = state_.storages.at(range.id);
   check_range(range, slot);
@@ -276,7 +284,7 @@ bool Executor::read(Reader& in) {
   // of it (Note [Failures]). So this also happens during replay, when the client does not wait.
   const bool whole = range.offset == 0 && range.count == slot.bytes;
   if (slot.in_memory() && !answers_.wanted(end_)) {
-    if (whole) state_.storages.note_read(slot);
+    if (whole) state_.storages.note_read(slot, name);
     return true;
   }
   if (slot.life == Slot::Life::lost) {
@@ -287,7 +295,7 @@ bool Executor::read(Reader& in) {
     refuse_skipped();
     with_room([&](bool) { state_.storages.use(slot); });
     finish_carefully();
-    if (whole) state_.storages.note_read(slot);
+    if (whole) state_.storages.note_read(slot, name);
   } catch (const EndOfRun&) {
     throw;
   } catch (...) {
@@ -558,7 +566,7 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
       return;
     }
   }
-  decoder_.materialise(call_);
+  decoder_.materialise(call_, /*predicted=*/answer == nullptr);
   std::optional<WriteCheck> check;
   if (state_.limits.check_writes) check.emplace(state_, call_);
   if (op.draws && !state_.device.is_cpu()) [[unlikely]]
@@ -566,6 +574,10 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
   stage_ = Stage::kernel;
   perform(op, call_, expected_, header_.flags);
   stage_ = Stage::results;
+  for (const Operand& operand : call_.operands) {
+    if (!operand.rewrites) continue;
+    Storages::note_part(state_.storages.at(operand.id), operand.offset(), operand.count());
+  }
   if (check) check->compare(state_, op);
   if (call_.stack.size() != expected_.returns.size()) {
     TORCH_CHECK(false, "internal: another number of results was made");
@@ -628,7 +640,7 @@ void Executor::check_results(Writer* answer) {
     }
     Slot& slot = state_.storages.at(operand.id);
     const bool whole = operand.overwrites(slot.bytes);  // judged by its size before the call
-    state_.storages.note_size(slot);
+    if (!operand.rewrites) state_.storages.note_size(slot);
     if (whole || slot.filled < slot.bytes) Storages::revive(slot);
     if (operand.part) continue;  // the sparse tensor is described as a result
     if (operand.tensor.sizes() == c10::IntArrayRef(operand.geometry.sizes) &&

@@ -101,6 +101,7 @@ class Executor : private Postponed::Performer {
   void define(Reader& in);
   void storages(Reader& in);
   bool call(Reader& in);
+  ContentName get_name(Reader& in) const;
   void write(Reader& in);
   bool read(Reader& in);
   void resize(Reader& in);

@@ -129,7 +129,7 @@ void bind_one(State& state, const Call& call, const Expected& expected, const at
     if (expected.geometry.storage_bytes() > slot.bytes) {
       throw CorruptLog("an output reaches beyond its storage");
     }
-    if (slot.storage && lies_in(slot.storage, expected, tensor)) return;
+    if (const auto& held = slot.held(); held && lies_in(held, expected, tensor)) return;
     const c10::Storage& storage = state.storages.use(slot);
     state.storages.touch(slot);
     make_tensor(storage, expected.geometry).copy_(tensor);

@@ -30,7 +30,7 @@ struct ContentId {
 };
 
 // Kinds of input, so that inputs of two kinds have different ids.
-enum class Hashed : uint64_t { bytes, part, call, result, operand };
+enum class Hashed : uint64_t { bytes, part, call, result, operand, name };
 
 ContentId hash(std::span<const std::byte> bytes, Hashed kind) noexcept;
 inline ContentId hash(std::initializer_list<uint64_t> words, Hashed kind) noexcept {

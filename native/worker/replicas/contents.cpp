@@ -27,8 +27,39 @@ const ContentId& Storages::content(Slot& slot) {
 }
 
 void Storages::prepare_change(Slot& slot) {
-  if (slot.postponed) use_raw(slot);
+  if (slot.postponed || slot.rewrite) use_raw(slot);
   if (slot.share) own_alone(slot, /*copied=*/true);
+}
+
+bool Storages::begin_part(Slot& slot) {
+  if (!slot.rewrite) {
+    if (!slot.share || slot.life != Slot::Life::live) return false;
+    // A snapshot may be saving the version, which its next owner could change.
+    if (slot.transfer) await_saved(slot);
+    if (slot.share.leave_if_alone()) return false;
+    c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
+    forget_saved(slot);
+    slot.rewrite = std::make_shared<Rewrite>(std::move(slot.share), std::move(fresh));
+    slot.storage = {};
+    unsettled_ = true;
+  }
+  slot.used = position_;
+  touch(slot);
+  return true;
+}
+
+void Storages::note_part(Slot& slot, uint64_t offset, uint64_t count) {
+  slot.rewrite->note_overwritten(offset, count);
+  if (!slot.rewrite->complete()) return;
+  slot.storage = slot.rewrite->storage();
+  slot.rewrite.reset();
+}
+
+void Storages::finish(Slot& slot) {
+  slot.rewrite->finish();
+  slot.storage = slot.rewrite->storage();
+  slot.rewrite.reset();
+  if (slot.content) note_content(slot, ContentId(slot.content));
 }
 
 void Storages::forget_content(Slot& slot) {
@@ -68,17 +99,23 @@ void Storages::note_content(Slot& slot, const ContentId& id, bool of_bytes) {
   slot.storage = slot.share.storage();
 }
 
-void Storages::note_read(Slot& slot) {
+ContentId Storages::id_of(const ContentName& name, const Slot& slot) noexcept {
+  return name ? hash({name.high, name.low, slot.bytes}, Hashed::name) : ContentId();
+}
+
+void Storages::note_read(Slot& slot, const ContentName& name) {
   if (!replicas_ || slot.bytes == 0 || slot.life != Slot::Life::live) return;
   use(slot);
   if (slot.storage.nbytes() != slot.bytes || is_mapped(slot.storage)) return;
-  if (!slot.share && slot.content) note_content(slot, slot.content);
-  if (slot.share ? replicas_->is_hashed(slot.share) : static_cast<bool>(slot.content)) return;
-  const ContentId id = replicas_->hash(span_of(slot.storage));
+  if (!slot.share && slot.content) note_content(slot, ContentId(slot.content));
+  if (!name && (slot.share ? replicas_->is_hashed(slot.share) : static_cast<bool>(slot.content))) {
+    return;
+  }
+  const ContentId id = name ? id_of(name, slot) : replicas_->hash(span_of(slot.storage));
   if (slot.share) {
-    replicas_->also(slot.share, id);
-  } else {
-    note_content(slot, id, /*of_bytes=*/true);
+    replicas_->also(slot.share, id, /*of_bytes=*/!name);
+  } else if (!slot.content) {
+    note_content(slot, id, /*of_bytes=*/!name);
   }
 }
 
@@ -99,6 +136,7 @@ void Storages::replace(Slot& slot) {
   slot.storage = {};
   slot.share.reset();
   slot.postponed.reset();
+  slot.rewrite.reset();
   slot.uploaded = 0;
   slot.findable = false;
   revive(slot);
@@ -117,7 +155,7 @@ void Storages::postpone(Slot& slot, std::shared_ptr<Postponed> call, uint32_t ma
   slot.content = id;
   slot.postponed = std::move(call);
   slot.made = made;
-  has_postponed_ = true;
+  unsettled_ = true;
 }
 
 void Storages::bind_postponed(uint32_t id, uint64_t bytes, std::shared_ptr<Postponed> call,
@@ -134,11 +172,12 @@ void Storages::compute(Slot& slot) {
 }
 
 void Storages::settle() {
-  if (!has_postponed_) return;
+  if (!unsettled_) return;
   for (Slot& slot : slots_) {
     if (slot.postponed) compute(slot);
+    if (slot.rewrite) finish(slot);
   }
-  has_postponed_ = false;
+  unsettled_ = false;
 }
 
 void Storages::bind(uint32_t id, Share share) {
@@ -147,43 +186,76 @@ void Storages::bind(uint32_t id, Share share) {
   slots_[id].share = std::move(share);
 }
 
-void Storages::write_in_seat(Slot& slot, uint64_t offset, std::span<const std::byte> bytes) {
-  const bool lost = slot.life == Slot::Life::lost;
-  if (lost && offset > slot.filled) return;
-  if (offset == 0 && bytes.size() == slot.bytes && !bytes.empty()) {
-    ContentId id = replicas_->hash(bytes);
-    if (Share share = replicas_->find(id, session_)) {
-      check_splice(share, bytes, "a copy to the device");
-      replicas_->count_upload();
-      return splice(slot, std::move(share));
-    }
-    if (slot.postponed) {
-      replace(slot);
-      slot.storage = fresh_storage(allocator_, slot.bytes);
-    }
-    use_raw(slot);
-    if (slot.share) own_alone(slot, /*copied=*/false);
-    touch(slot);
-    copy_in(slot.storage, 0, bytes);
-    revive(slot);
-    return note_content(slot, id, /*of_bytes=*/true);
+void Storages::write_in_seat(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
+                             const ContentName& name) {
+  if (slot.life == Slot::Life::lost && offset > slot.filled) return;
+  const ContentId named = id_of(name, slot);
+  if (named && find_named(slot, offset, bytes, named)) return;
+  if (offset != 0 || bytes.size() != slot.bytes || bytes.empty()) {
+    return write_piece(slot, offset, bytes, named);
   }
-  const ContentId before = lost ? ContentId() : slot.content;
+  ContentId id = named ? named : replicas_->hash(bytes);
+  if (Share share = named ? Share() : replicas_->find(id, session_)) {
+    check_splice(share, bytes, "a copy to the device");
+    replicas_->count_upload();
+    return splice(slot, std::move(share));
+  }
+  if (slot.postponed || slot.rewrite) {
+    replace(slot);
+    slot.storage = fresh_storage(allocator_, slot.bytes);
+  }
+  use_raw(slot);
+  if (slot.share) own_alone(slot, /*copied=*/false);
+  touch(slot);
+  copy_in(slot.storage, 0, bytes);
+  revive(slot);
+  note_content(slot, id, /*of_bytes=*/!named);
+}
+
+// Returns true if the storage has these bytes now, as those with its name are known.
+bool Storages::find_named(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
+                          ContentId named) {
+  if (offset != 0) {  // a later piece
+    if (!slot.share || slot.uploading != named || slot.uploaded != slot.bytes) return false;
+  } else {
+    Share share = replicas_->find(named, session_);
+    if (!share) return false;
+    replicas_->count_upload();
+    splice(slot, std::move(share));
+    slot.uploading = named;
+    slot.uploaded = slot.bytes;
+  }
+  check_splice(slot.share, bytes, "a copy to the device", offset);
+  return true;
+}
+
+void Storages::write_piece(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
+                           const ContentId& named) {
+  const ContentId before = slot.life == Slot::Life::lost ? ContentId() : slot.content;
   const bool follows = offset == 0 || offset == slot.uploaded;
   const uint64_t uploaded = follows ? offset + bytes.size() : 0;
-  if (offset > slot.filled) {
-    use(slot);
+  const ContentId uploading = offset == 0 || slot.uploading == named ? named : ContentId();
+  if (begin_part(slot)) {
+    copy_in(slot.held(), offset, bytes);
+    note_part(slot, offset, bytes.size());
   } else {
-    use_raw(slot);
+    if (offset > slot.filled) {
+      use(slot);
+    } else {
+      use_raw(slot);
+    }
+    touch(slot);
+    copy_in(slot.storage, offset, bytes);
+    slot.filled = std::max(slot.filled, offset + bytes.size());
+    if (slot.filled == slot.bytes) revive(slot);
   }
-  touch(slot);
-  copy_in(slot.storage, offset, bytes);
-  slot.filled = std::max(slot.filled, offset + bytes.size());
-  if (slot.filled == slot.bytes) revive(slot);
   slot.uploaded = uploaded;
+  slot.uploading = uploading;
   if (uploaded == slot.bytes) {
-    note_content(slot, replicas_->hash(span_of(slot.storage)), /*of_bytes=*/true);
-  } else if (before && !bytes.empty()) {
+    use(slot);
+    note_content(slot, uploading ? uploading : replicas_->hash(span_of(slot.storage)),
+                 /*of_bytes=*/!uploading);
+  } else if (before && !named && !bytes.empty()) {
     const ContentId part = replicas_->hash(bytes);
     note_content(slot, hash({before.high, before.low, offset, bytes.size(), part.high, part.low},
                             Hashed::part));
@@ -191,9 +263,10 @@ void Storages::write_in_seat(Slot& slot, uint64_t offset, std::span<const std::b
 }
 
 void Storages::check_splice(const Share& share, std::span<const std::byte> bytes,
-                            const std::string& operation) const {
+                            const std::string& operation, std::optional<uint64_t> piece) const {
   if (!check_splicing_) return;
-  const auto held = span_of(share.storage());
+  auto held = span_of(share.storage());
+  if (piece) held = held.subspan(*piece, bytes.size());
   if (held.size() == bytes.size() && std::memcmp(held.data(), bytes.data(), held.size()) == 0) {
     return;
   }

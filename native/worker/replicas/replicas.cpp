@@ -25,7 +25,7 @@ bool Share::leave(bool only_alone) noexcept {
       return false;
     }
     table.versions_.erase(version_->id);
-    if (version_->hashed) table.versions_.erase(version_->hashed);
+    for (const ContentId& id : version_->others) table.versions_.erase(id);
     --table.count_;
   }
   // After the lock was released: freeing large storages takes a while.
@@ -87,7 +87,7 @@ bool Replicas::executed_by_another(const ContentId& call, uint32_t session) cons
 
 Share Replicas::enter(ContentId& id, uint32_t session, const c10::Storage& storage, bool of_bytes) {
   auto fresh = std::unique_ptr<Version>(
-      new Version{*this, id, of_bytes ? id : ContentId(), storage, storage.nbytes(), {session}});
+      new Version{*this, id, of_bytes, {}, storage, storage.nbytes(), {session}});
   std::lock_guard lock(mutex_);
   if (versions_.contains(id)) return Share(own(id, session), session);
   versions_.emplace(id, fresh.get());
@@ -97,14 +97,15 @@ Share Replicas::enter(ContentId& id, uint32_t session, const c10::Storage& stora
 
 bool Replicas::is_hashed(const Share& share) const {
   std::lock_guard lock(mutex_);
-  return static_cast<bool>(share.version_->hashed);
+  return share.version_->hashed;
 }
 
-void Replicas::also(const Share& share, const ContentId& hashed) {
+void Replicas::also(const Share& share, const ContentId& id, bool of_bytes) {
   std::lock_guard lock(mutex_);
   Version& version = *share.version_;
-  if (version.hashed) return;
-  if (versions_.emplace(hashed, &version).second) version.hashed = hashed;
+  if (version.others.size() >= kOthersMax || !versions_.emplace(id, &version).second) return;
+  version.others.push_back(id);
+  version.hashed |= of_bytes;
 }
 
 Replicas::Figures Replicas::figures() const {

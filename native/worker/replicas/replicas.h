@@ -18,7 +18,8 @@
 //
 // What is uploaded and what was computed may be the same bytes (the root of a broadcast computes
 // what the others receive). So bytes that are read are hashed too, and their version is found by
-// both ids; a storage always has the first id of its version.
+// both ids; a storage always has the first id of its version. Results of collectives are not
+// hashed: they have names (ContentName), of which their ids are derived.
 //
 // Results that only other results of the same kind need are not computed: see Note [Postponed] in
 // postponed.h.
@@ -76,7 +77,8 @@ class Share {
   struct Version {
     Replicas& table;
     const ContentId id;
-    ContentId hashed;  // another id: of the bytes
+    bool hashed;                            // one of its ids is that of the bytes
+    c10::SmallVector<ContentId, 1> others;  // ids by which it is found, too
     const c10::Storage storage;
     const uint64_t bytes;
     c10::SmallVector<uint32_t, 8> owners;  // their sessions
@@ -115,8 +117,8 @@ class Replicas {
   Share enter(ContentId& id, uint32_t session, const c10::Storage& storage, bool of_bytes);
   // True if a version is found by the hash of its bytes.
   bool is_hashed(const Share& share) const;
-  // The version is also found by the hash of its bytes, if there is none of that id.
-  void also(const Share& share, const ContentId& hashed);
+  // The version is also found by this id, if there is none with it.
+  void also(const Share& share, const ContentId& id, bool of_bytes);
 
   // Of the calls with known contents that were executed last, by sessions that exist.
   void note_executed(const ContentId& call, uint32_t session);
@@ -140,6 +142,8 @@ class Replicas {
   void count_upload() noexcept { uploads_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
+  // Most other ids of a version: what never changes may be read again and again.
+  static constexpr size_t kOthersMax = 8;
   friend class Share;
   using Version = Share::Version;
   Version* own(ContentId& id, uint32_t session);

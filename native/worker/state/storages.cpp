@@ -227,6 +227,8 @@ const c10::Storage& Storages::use_raw(Slot& slot) {
     await_loaded(slot);
   } else if (slot.postponed) {
     compute(slot);
+  } else if (slot.rewrite) {
+    finish(slot);
   } else {
     take_memory(slot);
   }
@@ -325,9 +327,10 @@ void Storages::note_size(Slot& slot) {
   slot.bytes = slot.filled = bytes;
 }
 
-void Storages::write(Slot& slot, uint64_t offset, std::span<const std::byte> bytes) {
+void Storages::write(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
+                     const ContentName& name) {
   if (replicas_) [[unlikely]]
-    return write_in_seat(slot, offset, bytes);
+    return write_in_seat(slot, offset, bytes, name);
   // A lost storage is valid again once it was written from the first byte to the last.
   if (slot.life == Slot::Life::lost && offset > slot.filled) return;
   if (offset > slot.filled) {

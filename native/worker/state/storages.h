@@ -18,6 +18,7 @@
 #include "oplog/layout.h"
 #include "worker/exec/failures.h"
 #include "worker/replicas/replicas.h"
+#include "worker/replicas/rewrite.h"
 #include "worker/snapshot/rhythm.h"
 #include "worker/snapshot/transfers.h"
 
@@ -64,6 +65,7 @@ struct Slot {
   ContentId content;      // of its bytes; none: unknown
   Share share;            // its part of the version that it owns
   uint64_t uploaded = 0;  // bytes from the start that were written one piece after the other
+  ContentId uploading;    // what it then has, if that has a name
   bool findable = false;  // unknown, but worth finding from the bytes: they were saved
   uint64_t call = 0;      // the last call with this operand, counted
   uint32_t place = 0;     // of its first operand in that call
@@ -71,9 +73,13 @@ struct Slot {
   // it makes.
   std::shared_ptr<Postponed> postponed;
   uint32_t made = 0;
+  // Without a storage: see Note [Rewrites] in rewrite.h.
+  std::shared_ptr<Rewrite> rewrite;
 
   // True if it takes device memory; its bytes may still be in transfer, or to be computed.
-  bool in_memory() const { return storage || transfer || postponed; }
+  bool in_memory() const { return storage || transfer || postponed || rewrite; }
+  // Where the current call finds its bytes.
+  const c10::Storage& held() const { return rewrite ? rewrite->storage() : storage; }
 };
 
 class Storages {
@@ -129,7 +135,9 @@ class Storages {
   // To be called after every byte of it was overwritten.
   static void revive(Slot& slot);
 
-  void write(Slot& slot, uint64_t offset, std::span<const std::byte> bytes);
+  // `name`: of the whole storage, when all pieces are written; none: empty.
+  void write(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
+             const ContentName& name = {});
   // Requires use() before. Waits for the device.
   static void read(const Slot& slot, uint64_t offset, std::span<std::byte> into) {
     copy_out(slot.storage, offset, into);
@@ -167,12 +175,16 @@ class Storages {
   // Before the bytes of an operand change: they are no version any more. Its storage may be another
   // one afterwards.
   void prepare_change(Slot& slot);
+  // Before a part of the bytes is overwritten without being read: returns true if only that part of
+  // held() may be used, and is to be noted afterwards. Else the bytes are to be changed as usual.
+  bool begin_part(Slot& slot);
+  static void note_part(Slot& slot, uint64_t offset, uint64_t count);
   // To be called after the bytes were changed: what they are. They become a version, or their
   // storage is replaced by that of the version that exists.
   // `of_bytes`: the id is the hash of the bytes.
   void note_content(Slot& slot, const ContentId& id, bool of_bytes = false);
   // To be called when the bytes are read as a whole: others may upload them.
-  void note_read(Slot& slot);
+  void note_read(Slot& slot, const ContentName& name);
   // Makes the slot an owner of a version, as if its bytes had been changed to these.
   void splice(Slot& slot, Share share);
   // The same for a new number. Throws as bind() does.
@@ -181,11 +193,12 @@ class Storages {
   void postpone(Slot& slot, std::shared_ptr<Postponed> call, uint32_t made, const ContentId& id);
   void bind_postponed(uint32_t id, uint64_t bytes, std::shared_ptr<Postponed> call, uint32_t made,
                       const ContentId& content);
-  // Executes all postponed calls of which something is left.
+  // Executes all postponed calls of which something is left, and finishes all rewrites.
   void settle();
-  // Throws WrongSplice if the bytes differ from those of the version.
+  // Throws WrongSplice if the bytes differ from those of the version, or of a piece of it that
+  // begins there.
   void check_splice(const Share& share, std::span<const std::byte> bytes,
-                    const std::string& operation) const;
+                    const std::string& operation, std::optional<uint64_t> piece = {}) const;
   bool checks_splicing() const noexcept { return check_splicing_; }
 
   // --- for snapshots, while no record is executed ---
@@ -228,7 +241,13 @@ class Storages {
   void own_alone(Slot& slot, bool copied);
   void replace(Slot& slot);
   void compute(Slot& slot);
-  void write_in_seat(Slot& slot, uint64_t offset, std::span<const std::byte> bytes);
+  void finish(Slot& slot);
+  void write_in_seat(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
+                     const ContentName& name);
+  bool find_named(Slot& slot, uint64_t offset, std::span<const std::byte> bytes, ContentId named);
+  void write_piece(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
+                   const ContentId& named);
+  static ContentId id_of(const ContentName& name, const Slot& slot) noexcept;
 
   c10::Device device_;
   c10::Allocator* allocator_;
@@ -238,7 +257,7 @@ class Storages {
   Replicas* replicas_;
   const uint32_t session_;  // its number in the seat
   const bool check_splicing_;
-  bool has_postponed_ = false;  // some slots may be postponed
+  bool unsettled_ = false;  // some slots may be postponed, or be rewritten
   bool enforced_ = true;
   bool lenient_ = false;    // see Note [Overdraft]
   uint64_t overdrawn_ = 0;  // bytes beyond the grant

@@ -16,6 +16,7 @@ RANDOM_PROGRAMS = 30
 
 
 def devices(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setenv("SING_CHECK_SPLICING", "1")  # see test_bits.py
     monkeypatch.setenv("JUPYTER_SING_DEVICES", ",".join(["cpu:512MiB@1"] * count))
 
 

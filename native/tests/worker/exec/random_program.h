@@ -53,6 +53,8 @@ class Program {
                                                      &Program::shift_view,
                                                      &Program::accumulate,
                                                      &Program::out,
+                                                     &Program::out_part,
+                                                     &Program::out_part,
                                                      &Program::product,
                                                      &Program::product,
                                                      &Program::overwrite,
@@ -159,6 +161,21 @@ class Program {
                    .tensor(result)
                    .returns_nothing());
     tensors_.push_back(result);
+  }
+  // Overwrites a contiguous part of one storage, with numbers that another one or itself has.
+  void out_part() {
+    const Tensor &to = any(), &from = any();
+    Geometry target = contiguous(to), source = contiguous(from);
+    target.offset = static_cast<int64_t>(below(static_cast<uint64_t>(to.sizes[0])));
+    const int64_t count = std::min(to.sizes[0] - target.offset, from.sizes[0]);
+    if (to.id == from.id && count > target.offset) return;  // they would overlap
+    target.sizes = source.sizes = {count};
+    host_.call(CallRecord(add_out_, 4, 1)
+                   .tensor(from.id, source)
+                   .tensor(from.id, source)
+                   .integer(1)
+                   .tensor(to.id, target)
+                   .returns_nothing());
   }
   void product() {
     const Tensor& from = any();

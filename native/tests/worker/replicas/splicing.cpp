@@ -272,3 +272,90 @@ TEST(splicing_checks_calls_that_it_does_not_execute) {
   call_undetermined(seat[1]);
   expect_stopped(seat[1], "aten::sing_test_undetermined");
 }
+
+namespace {
+
+// Writes bytes with a name, in two pieces or as a whole.
+void write_named(Rank& rank, const Tensor& tensor, float value, uint64_t name, bool whole = true) {
+  const std::vector<float> values(Rank::kCount, value);
+  const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+  for (uint64_t at = 0; at < kBytes;) {
+    const uint64_t count = whole ? kBytes : std::min<uint64_t>(12'000, kBytes - at);
+    Writer record = read_payload(tensor.id, at, count);
+    record.put(ContentName{name, name});
+    record.put_bytes(bytes + at, count);
+    rank.host.append(RecordKind::write, kNamed, record);
+    at += count;
+  }
+}
+
+Tensor received(Rank& rank, float value, uint64_t name, bool whole = true) {
+  const Tensor tensor = rank.host.allocate({Rank::kCount});
+  write_named(rank, tensor, value, name, whole);
+  return tensor;
+}
+
+void read_named(Rank& rank, const Tensor& tensor, uint64_t name) {
+  Writer record = read_payload(tensor.id, 0, kBytes);
+  record.put(ContentName{name, name});
+  EXPECT(rank.host.request(RecordKind::read, record, kNamed).ok());
+}
+
+}  // namespace
+
+TEST(splicing_knows_equal_bytes_by_their_names) {
+  for (const bool whole : {true, false}) {
+    Company seat(3);
+    std::vector<Tensor> tensors;
+    seat.each([&](Rank& rank) {
+      tensors.push_back(received(rank, 4, 7, whole));
+      rank.scale({tensors.back()}, 2);
+    });
+    EXPECT_EQ(seat.figures().squashed, uint64_t{2});
+    EXPECT_EQ(seat.figures().uploads_shared, uint64_t{0});  // the first version has changed
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(seat[i].value(tensors[i]), 8.0f);
+    seat.each([&](Rank& rank) { write_named(rank, tensors[0], 5, 8, whole); });
+    EXPECT_EQ(seat.figures().uploads_shared, uint64_t{2});
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(seat[i].value(tensors[i]), 5.0f);
+  }
+}
+
+TEST(splicing_finds_a_name_that_was_read) {
+  Company seat(3);
+  const Tensor root = seat[0].constant(3);
+  read_named(seat[0], root, 9);
+  const Tensor other = received(seat[1], 3, 9);
+  const Tensor pieces = received(seat[2], 3, 9, /*whole=*/false);
+  EXPECT_EQ(seat[1].value(other), 3.0f);
+  EXPECT_EQ(seat[2].value(pieces), 3.0f);
+  EXPECT_EQ(seat.figures().versions, uint64_t{1});
+  for (uint64_t name = 10; name < 40; ++name) read_named(seat[0], root, name);
+  EXPECT_EQ(seat.figures().versions, uint64_t{1});
+}
+
+TEST(splicing_tells_names_apart) {
+  Company seat(2);
+  const Tensor one = received(seat[0], 1, 5), two = received(seat[1], 2, 6);
+  EXPECT_EQ(seat[0].value(one), 1.0f);
+  EXPECT_EQ(seat[1].value(two), 2.0f);
+  // A name counts only if all pieces have it.
+  const Tensor mixed = received(seat[0], 1, 7, /*whole=*/false);
+  const std::vector<float> values(Rank::kCount, 9);
+  Writer record = read_payload(mixed.id, 12'000, kBytes - 12'000);
+  record.put_bytes(values.data(), kBytes - 12'000);
+  seat[0].host.append(RecordKind::write, 0, record);
+  const Tensor other = received(seat[1], 1, 7, /*whole=*/false);
+  EXPECT_EQ(seat[1].value(other), 1.0f);
+  EXPECT_EQ(seat[0].host.values(mixed)[2999], 1.0f);
+  EXPECT_EQ(seat[0].host.values(mixed)[3000], 9.0f);
+}
+
+TEST(splicing_checks_names) {
+  for (const bool whole : {true, false}) {
+    Company seat(2);
+    received(seat[0], 1, 5, whole);
+    seat[0].host.wait_consumed();
+    received(seat[1], 2, 5, whole);
+    expect_stopped(seat[1], "a copy to the device");
+  }
+}

@@ -55,7 +55,7 @@ def test_all_reduce_is_the_tree_of_the_whole_on_each_rank(ranks: RankThreads, co
 
     def program(group: Group) -> torch.Tensor:
         data = own(group.rank, count)
-        return call(group, "sum", lambda each: exchange.all_reduce(each, data, SUM))
+        return torch.cat(call(group, "sum", lambda each: exchange.all_reduce(each, data, SUM)))
 
     for found in ranks.all(program):
         assert torch.equal(found, expected)
@@ -113,7 +113,7 @@ def test_tcp_serves_ranks_of_other_hosts() -> None:
 
     def program(group: Group) -> torch.Tensor:
         data = torch.full((LARGE,), float(group.rank + 1))
-        return call(group, "sum", lambda each: exchange.all_reduce(each, data, SUM))
+        return torch.cat(call(group, "sum", lambda each: exchange.all_reduce(each, data, SUM)))
 
     try:
         assert all((found == 3).all() for found in ranks.all(program))

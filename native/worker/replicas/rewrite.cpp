@@ -1,0 +1,30 @@
+#include "worker/replicas/rewrite.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace sing {
+
+void Rewrite::note_overwritten(uint64_t offset, uint64_t count) {
+  const Range part{offset, offset + count};
+  std::vector<Range> left;
+  for (const Range& range : left_) {
+    if (const uint64_t end = std::min(range.end, part.begin); range.begin < end) {
+      left.push_back({range.begin, end});
+    }
+    if (const uint64_t begin = std::max(range.begin, part.end); begin < range.end) {
+      left.push_back({begin, range.end});
+    }
+  }
+  left_ = std::move(left);
+}
+
+void Rewrite::finish() {
+  const auto* from = static_cast<const std::byte*>(before_.storage().data());
+  auto* const to = static_cast<std::byte*>(storage_.mutable_data());
+  for (const auto& [begin, end] : left_) std::memcpy(to + begin, from + begin, end - begin);
+  left_.clear();
+  before_.reset();
+}
+
+}  // namespace sing

@@ -1,0 +1,42 @@
+// A version that its owner overwrites part by part.
+//
+// Note [Rewrites]. After a reduction, all ranks own the version of a gradient bucket, and each then
+// overwrites it, one gradient after the other. So the owner does not copy the version when it
+// changes the first part: it takes other memory, the parts that are overwritten are noted, and what
+// remains is copied when the storage is used in another way, or at the end of a turn. A part counts
+// as overwritten when its operator has succeeded; if it fails, the old bytes are copied.
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "worker/replicas/replicas.h"
+
+namespace sing {
+
+class Rewrite {
+ public:
+  // `storage`: other memory, of the size of the version.
+  Rewrite(Share before, c10::Storage storage)
+      : before_(std::move(before)), storage_(std::move(storage)), left_{{0, storage_.nbytes()}} {}
+
+  // Where the parts are written.
+  const c10::Storage& storage() const noexcept { return storage_; }
+  void note_overwritten(uint64_t offset, uint64_t count);
+  bool complete() const noexcept { return left_.empty(); }
+  // Copies what remains.
+  void finish();
+
+ private:
+  struct Range {
+    uint64_t begin, end;
+  };
+  Share before_;
+  c10::Storage storage_;
+  std::vector<Range> left_;  // in their order
+};
+
+}  // namespace sing
