@@ -1,7 +1,12 @@
-"""Jobs whose number of devices changes: how long they stand still."""
+"""Jobs whose number of devices changes: how long they stand still.
+
+Other programs request devices of the job by name, and give them back.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import os
 import statistics
@@ -9,22 +14,22 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.daemon import verb
 from benchmarks.sharing.jobs import Daemon
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import MigrateRequest, StatusReply, StatusRequest
+from kernelproxy.common.protocol import StatusReply, StatusRequest
 
-PROGRAM = Path(__file__).with_name("resized.py")
+PROGRAM, OCCUPANT = (Path(__file__).with_name(name) for name in ("resized.py", "occupant.py"))
+SING = [sys.executable, "-m", "jupyter_sing.cli"]
 RANKS = 4
-#: Numbers of devices, one after the other; the first move is not measured.
-DEVICES = (1, 2, 4, 1)
 #: Steps before and after each change.
 STEPS = 8
+POLICY = "jobs: {grow_after: 1 s}\n"
+SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True)
@@ -82,59 +87,114 @@ class ResizedJob:
                     raise RuntimeError("the job does not continue")
             return [b - a for a, b in itertools.pairwise(self._times[first:])]
 
-    def spread(self, devices: int) -> float:
-        """Move its ranks to so many devices; return by how much a step was longer than usual."""
-        usual = statistics.median(self.steps(STEPS))
+    def change(self, begin: Callable[[], object], devices: int, mib: int) -> Standstill:
+        """Begin something after which the job has so many devices; measure how that shows.
+
+        Raises
+        ------
+        TimeoutError
+            It does not get them.
+        """
+        before, usual = len(devices_of_job()), statistics.median(self.steps(STEPS))
         with self._more:
             first = len(self._times) - 1
-        ranks = sorted(_ranks())
-        moves = [
-            MigrateRequest(session, f"cpu:{index * devices // RANKS}")
-            for index, (_, session) in enumerate(ranks)
-        ]
-        with ThreadPoolExecutor() as threads:
-            list(threads.map(verb, moves))
+        begin()
+        wait_for(devices)
         self.steps(STEPS)
         with self._more:
             longest = max(b - a for a, b in itertools.pairwise(self._times[first:]))
-        return longest - usual
+        return Standstill(mib, before, devices, usual, longest - usual)
 
 
-def _ranks() -> list[tuple[str, str]]:
-    """Return names and ids of the sessions of the job's ranks."""
+class Occupants:
+    """Programs that keep a device each, from `begin` to `end`."""
+
+    def __init__(self, devices: Sequence[int]) -> None:
+        self._programs = {
+            device: subprocess.Popen(
+                [*SING, "run", "--device", f"cpu:{device}", str(OCCUPANT)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for device in devices
+        }  # fmt: skip
+        for each in self._programs.values():  # it has imported torch
+            assert each.stdout
+            each.stdout.readline()
+
+    def tell(self, *devices: int) -> None:
+        """Begin to keep these devices, or end that."""
+        for device in devices:
+            stream = self._programs[device].stdin
+            assert stream
+            stream.write("\n")
+            stream.flush()
+
+    def kill(self) -> None:
+        """End all."""
+        for each in self._programs.values():
+            each.kill()
+            each.communicate()
+
+
+def devices_of_job() -> list[str]:
+    """Return the devices on which ranks are."""
     with agent_client.connect(start=False) as connection:
         sessions = connection.expect(StatusReply, StatusRequest()).sessions
-    return [(each["name"], each["id"]) for each in sessions if each["ranks"] == RANKS]
+    return sorted({each["device"] or "" for each in sessions if each["ranks"] == RANKS})
+
+
+def wait_for(devices: int) -> None:
+    """Wait until the job has so many devices; raises TimeoutError."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while len(devices_of_job()) != devices:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the job is on {devices_of_job()}, not on {devices} devices")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running(mib: int, directory: Path) -> Iterator[ResizedJob]:
+    """Run the job, and end it."""
+    enough = directory / "enough"
+    with subprocess.Popen(
+        [*SING, "run", "--nproc-per-node", str(RANKS), str(PROGRAM), str(mib), str(enough)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            yield ResizedJob(process)
+            enough.touch()
+            process.wait(SECONDS_MAX)
+        finally:
+            process.terminate()
+
+
+#: The job's number of devices, and the devices that others then begin or end to keep.
+CHANGES = ((2, (3,)), (1, (1, 2)), (2, (1,)), (4, (2, 3)))
 
 
 def measure_standstills(daemon: Daemon, sizes: Sequence[int]) -> Iterator[Standstill]:
-    """Measure the changes of `DEVICES`, for jobs with so many MiB on each rank."""
-    run = [sys.executable, "-m", "jupyter_sing.cli", "run", "--nproc-per-node", str(RANKS)]
+    """Measure jobs with so many MiB on each rank, on 4, 2, 1, 2 and 4 devices."""
     for mib in sizes:
-        with daemon(max(DEVICES)), tempfile.TemporaryDirectory() as directory:
-            enough = Path(directory) / "enough"
-            with subprocess.Popen(
-                [*run, str(PROGRAM), str(mib), str(enough)],
-                env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
-            ) as process:  # fmt: skip
-                job = ResizedJob(process)
-                try:
-                    job.spread(DEVICES[0])
-                    for before, after in itertools.pairwise(DEVICES):
-                        usual = statistics.median(job.steps(STEPS))
-                        yield Standstill(mib, before, after, usual, job.spread(after))
-                    enough.touch()
-                    process.wait(60.0)
-                finally:
-                    process.terminate()
+        with daemon(RANKS), tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+            (policy := directory / "policy.yaml").write_text(POLICY)
+            subprocess.run([*SING, "policy", "apply", str(policy)], check=True)
+            others = Occupants((1, 2, 3))
+            try:
+                with running(mib, directory) as job:
+                    wait_for(RANKS)
+                    for devices, kept in CHANGES:
+                        yield job.change(functools.partial(others.tell, *kept), devices, mib)
+            finally:
+                others.kill()
 
 
 def report(found: Sequence[Standstill]) -> list[str]:
     """Return the figures as a table."""
     return [
-        "A job of four ranks moves to another number of devices while it trains. All parameters",
-        "and all of the optimizer's state change in each step, so everything is copied. The job",
-        "stands still for as long as its longest step is longer than usual.",
+        "A job of four ranks gives devices to other programs while it trains, and gets them back.",
+        "All parameters and all of the optimizer's state change in each step, so everything is",
+        "copied. The job stands still for as long as its longest step is longer than usual.",
         "",
         "| MiB of parameters and optimizer | devices | a step, ms | stands still, s |",
         "|---|---|---|---|",
