@@ -45,7 +45,10 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_leave": ([ctypes.c_int], ctypes.py_object),
     "sing_client_rejoin": ([ctypes.c_int] * 5, ctypes.py_object),
     "sing_client_storage_number": ([ctypes.py_object], ctypes.py_object),
-    "sing_client_name_copies": ([ctypes.c_uint64] * 2, None),
+    "sing_client_copy_named": (
+        [ctypes.py_object, ctypes.py_object, ctypes.c_uint64, ctypes.c_uint64],
+        ctypes.py_object,
+    ),
     "sing_client_position": ([], ctypes.c_uint64),
     "sing_client_address": ([ctypes.py_object], ctypes.py_object),
     "sing_client_resize_storage": ([ctypes.py_object, ctypes.c_uint64], ctypes.py_object),
@@ -242,9 +245,12 @@ class NativeClient:
         """Notify the agent that a cell began (1) or ended (-1)."""
         self._library.sing_client_cell(change)
 
-    def name_copies(self, name: tuple[int, int]) -> None:
-        """Name what this thread copies from or to the device from now on; zeros: nothing."""
-        self._library.sing_client_name_copies(*name)
+    def copy_named(self, to: Any, source: Any, name: tuple[int, int]) -> None:
+        """Copy a tensor between host and device, as ``copy_``; its bytes there have this name.
+
+        An interrupt cannot leave the name to the next copy.
+        """
+        self._library.sing_client_copy_named(to, source, *name)
 
     def await_peers(self, waiting: bool) -> None:
         """Let the device execute other ranks while this process waits for them."""

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelproxy.common.errors import InternalError
 from kernelproxy.common.untrusted import parse_json
@@ -193,10 +193,12 @@ def await_peers(waiting: bool) -> None:
         client.await_peers(waiting)
 
 
-def name_copies(name: tuple[int, int]) -> None:
-    """Name what this thread copies from or to the device from now on; zeros: nothing."""
-    if (client := _current.client) is not None:
-        client.name_copies(name)
+def copy_named(to: Any, source: Any, name: tuple[int, int]) -> None:
+    """Copy a tensor between host and device, whose bytes there have this name."""
+    if (client := _current.client) is None:
+        to.copy_(source)
+    else:
+        client.copy_named(to, source, name)
 
 
 def cell_asked() -> None:

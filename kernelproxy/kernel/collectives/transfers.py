@@ -9,8 +9,7 @@ with those that receive it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -37,8 +36,7 @@ def read(own: Group, tensors: Tensors, name: Callable[[int], Name | None] | None
     elements = own.empty(sum(tensor.numel() for tensor in tensors), tensors[0].dtype)
     parts = cut(elements, [tensor.numel() for tensor in tensors])
     for i, (tensor, part) in enumerate(zip(tensors, parts, strict=True)):
-        with _named(name and name(i), tensor):
-            part.view(tensor.shape).copy_(tensor.data)
+        _copy(part.view(tensor.shape), tensor.data, name and name(i), tensor)
     return elements
 
 
@@ -50,27 +48,22 @@ def write(tensor: Tensor, elements: Tensor | Tensors, name: Name | None = None) 
         elements = [elements]
     if len(elements) > 1 and not into.is_contiguous():
         elements = [torch.cat(list(elements))]
-    with _named(name, tensor):
-        if len(elements) == 1:
-            into.copy_(elements[0].view(tensor.shape))
-            return
-        parts = cut(into.view(-1), [len(each) for each in elements])
-        for part, each in zip(parts, elements, strict=True):
-            part.copy_(each)
+    if len(elements) == 1:
+        _copy(into, elements[0].view(tensor.shape), name, tensor)
+        return
+    parts = cut(into.view(-1), [len(each) for each in elements])
+    for part, each in zip(parts, elements, strict=True):
+        _copy(part, each, name, tensor)
 
 
-@contextlib.contextmanager
-def _named(name: Name | None, tensor: Tensor) -> Iterator[None]:
+def _copy(to: Tensor, source: Tensor, name: Name | None, tensor: Tensor) -> None:
+    """Copy to or from a tensor of the device, or a part of it."""
     # Names are those of whole storages; small ones are hashed as fast.
     whole = tensor.nbytes == tensor.untyped_storage().nbytes()
     if name is None or tensor.nbytes < SHARED_BYTES_MIN or not whole:
-        yield
-        return
-    state.name_copies(name)
-    try:
-        yield
-    finally:
-        state.name_copies((0, 0))
+        to.copy_(source)
+    else:
+        state.copy_named(to, source, name)
 
 
 def cut(elements: Tensor, sizes: Sequence[int]) -> list[Tensor]:

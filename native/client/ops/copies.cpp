@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kWriteBytes = uint64_t{4} << 20;  // of one record
 
-thread_local ContentName name_of_copies;
+thread_local ContentName name_of_copy;
 
 void put_range(Writer& out, uint32_t id, uint64_t offset, uint64_t count) {
   out.put<uint32_t>(id);
@@ -44,7 +44,7 @@ bool same_layout(const at::Tensor& one, const at::Tensor& other) {
 }
 
 // A name is that of the elements in their order.
-bool is_named(const at::Tensor& tensor) { return name_of_copies && tensor.is_contiguous(); }
+bool is_named(const at::Tensor& tensor) { return name_of_copy && tensor.is_contiguous(); }
 
 void write(const at::Tensor& self, const at::Tensor& host) {
   const Range range = range_of(self);
@@ -55,7 +55,7 @@ void write(const at::Tensor& self, const at::Tensor& host) {
     const uint64_t count = std::min(kWriteBytes, range.count - at);
     out.clear();
     put_range(out, range.id, range.offset + at, count);
-    if (named) out.put(name_of_copies);
+    if (named) out.put(name_of_copy);
     Session::get().append(RecordKind::write, out.view(), {bytes + at, count}, named ? kNamed : 0);
   }
 }
@@ -65,7 +65,7 @@ void read(const at::Tensor& source, const at::Tensor& host) {
   Writer out;
   put_range(out, range.id, range.offset, range.count);
   const bool named = is_named(source);
-  if (named) out.put(name_of_copies);
+  if (named) out.put(name_of_copy);
   Session::get().request(RecordKind::read, out.view(),
                          {static_cast<std::byte*>(host.mutable_data_ptr()), range.count},
                          named ? kNamed : 0);
@@ -110,7 +110,13 @@ void copy_to_host(const at::Tensor& self, const at::Tensor& source) {
 
 }  // namespace
 
-void name_copies(ContentName name) { name_of_copies = name; }
+void copy_named(at::Tensor& to, const at::Tensor& from, const ContentName& name) {
+  struct Named {
+    explicit Named(const ContentName& name) { name_of_copy = name; }
+    ~Named() { name_of_copy = {}; }
+  } const named(name);
+  to.copy_(from);
+}
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
   if (self.is_same(source)) return self;

@@ -8,9 +8,8 @@
 
 namespace sing::client {
 
-// Names what this thread copies from now on, in either direction; an empty name: nothing. A whole
-// storage is to be copied, perhaps in pieces.
-void name_copies(ContentName name);
+// Copies between the host and a whole storage, whose bytes have the name; perhaps one piece.
+void copy_named(at::Tensor& to, const at::Tensor& from, const ContentName& name);
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking);
 at::Scalar local_scalar(const at::Tensor& self);

@@ -252,9 +252,18 @@ PyObject* sing_client_address(PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
-// Names what this thread copies from or to the device from now on; 0, 0: nothing.
-void sing_client_name_copies(uint64_t high, uint64_t low) {
-  sing::client::name_copies({high, low});
+// Copies between a tensor of the host and one of the device, whose bytes have a name.
+PyObject* sing_client_copy_named(PyObject* to, PyObject* from, uint64_t high, uint64_t low) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(THPVariable_Check(to) && THPVariable_Check(from), "expected two tensors");
+  at::Tensor target = THPVariable_Unpack(to);
+  const at::Tensor source = THPVariable_Unpack(from);
+  {
+    const pybind11::gil_scoped_release no_gil;
+    sing::client::copy_named(target, source, {high, low});
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
 }
 
 // Position at which the next record will begin.
