@@ -576,7 +576,7 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
   stage_ = Stage::results;
   for (const Operand& operand : call_.operands) {
     if (!operand.rewrites) continue;
-    Storages::note_part(state_.storages.at(operand.id), operand.offset(), operand.count());
+    state_.storages.note_part(state_.storages.at(operand.id), operand.offset(), operand.count());
   }
   if (check) check->compare(state_, op);
   if (call_.stack.size() != expected_.returns.size()) {

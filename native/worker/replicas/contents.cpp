@@ -48,7 +48,16 @@ bool Storages::begin_part(Slot& slot) {
   return true;
 }
 
+// Returns true if an operator has resized the memory of a rewrite, which is an error: no memory is
+// counted for that, so it is given back.
+bool Storages::fit(Slot& slot) {
+  if (slot.rewrite->storage().nbytes() == slot.bytes) return false;
+  slot.rewrite->move_to(fresh_storage(allocator_, slot.bytes));
+  return true;
+}
+
 void Storages::note_part(Slot& slot, uint64_t offset, uint64_t count) {
+  if (fit(slot)) return;
   slot.rewrite->note_overwritten(offset, count);
   if (!slot.rewrite->complete()) return;
   slot.storage = slot.rewrite->storage();
@@ -56,6 +65,7 @@ void Storages::note_part(Slot& slot, uint64_t offset, uint64_t count) {
 }
 
 void Storages::finish(Slot& slot) {
+  fit(slot);
   slot.rewrite->finish();
   slot.storage = slot.rewrite->storage();
   slot.rewrite.reset();

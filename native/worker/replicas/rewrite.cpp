@@ -19,6 +19,12 @@ void Rewrite::note_overwritten(uint64_t offset, uint64_t count) {
   left_ = std::move(left);
 }
 
+void Rewrite::move_to(c10::Storage storage) {
+  std::memcpy(storage.mutable_data(), storage_.data(),
+              std::min(storage.nbytes(), storage_.nbytes()));
+  storage_ = std::move(storage);
+}
+
 void Rewrite::finish() {
   const auto* from = static_cast<const std::byte*>(before_.storage().data());
   auto* const to = static_cast<std::byte*>(storage_.mutable_data());

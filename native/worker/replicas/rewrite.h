@@ -27,6 +27,8 @@ class Rewrite {
   const c10::Storage& storage() const noexcept { return storage_; }
   void note_overwritten(uint64_t offset, uint64_t count);
   bool complete() const noexcept { return left_.empty(); }
+  // Moves the parts to other memory, of the size of the version.
+  void move_to(c10::Storage storage);
   // Copies what remains.
   void finish();
 

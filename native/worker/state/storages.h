@@ -178,7 +178,7 @@ class Storages {
   // Before a part of the bytes is overwritten without being read: returns true if only that part of
   // held() may be used, and is to be noted afterwards. Else the bytes are to be changed as usual.
   bool begin_part(Slot& slot);
-  static void note_part(Slot& slot, uint64_t offset, uint64_t count);
+  void note_part(Slot& slot, uint64_t offset, uint64_t count);
   // To be called after the bytes were changed: what they are. They become a version, or their
   // storage is replaced by that of the version that exists.
   // `of_bytes`: the id is the hash of the bytes.
@@ -242,6 +242,7 @@ class Storages {
   void replace(Slot& slot);
   void compute(Slot& slot);
   void finish(Slot& slot);
+  bool fit(Slot& slot);
   void write_in_seat(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
                      const ContentName& name);
   bool find_named(Slot& slot, uint64_t offset, std::span<const std::byte> bytes, ContentId named);

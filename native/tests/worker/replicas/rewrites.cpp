@@ -117,6 +117,26 @@ TEST(rewrites_keep_the_bytes_of_a_part_whose_operator_failed) {
   EXPECT_EQ(bucket.values(0), expected(3, 1000, 1));
 }
 
+TEST(rewrites_keep_their_size_if_an_operator_resizes_its_output) {
+  Bucket bucket(2);
+  bucket.overwrite(0, 0, 1000);
+  Host& host = bucket.seat[0].host;
+  Geometry to = contiguous(bucket.tensors[0]);
+  to.offset = 1000;
+  to.sizes = {3};
+  host.call(CallRecord(bucket.add[0], 4, 1)
+                .tensor(bucket.sources[0])
+                .tensor(bucket.sources[0])
+                .integer(2)
+                .tensor(bucket.tensors[0].id, to)
+                .returns_nothing());
+  const Answer answer = host.synchronize();
+  EXPECT(!answer.ok());
+  EXPECT_EQ(bucket.values(0)[999], 3.0f);
+  EXPECT_EQ(bucket.values(0)[1000], 1.0f);
+  EXPECT_EQ(host.worker().memory_resident.load(), 2 * kCount * sizeof(float));
+}
+
 TEST(rewrites_are_in_snapshots) {
   Bucket bucket(2);
   bucket.overwrite(0, 0, 1000);
