@@ -80,17 +80,15 @@ class Conductor:
         return sorted(found, key=lambda rank: rank.number)
 
     def _stacks(self) -> str:
-        """Return where the processes are that the test has started: see ``conducted.show``."""
+        """Return where the processes of the test are: see ``conducted.show_stacks``."""
         found = Path(f"{self.path}.stacks")
-        for pid in _descendants(os.getpid()):
-            status = Path(f"/proc/{pid}/status").read_text()
-            (caught,) = (line for line in status.splitlines() if line.startswith("SigCgt"))
-            if int(caught.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1:
-                before = found.stat().st_size
+        found.touch()
+        for pid in filter(_shows_stacks, _descendants(os.getpid())):
+            before = found.stat().st_size
+            with contextlib.suppress(AssertionError, ProcessLookupError):  # it is stopped, or ends
                 os.kill(pid, signal.SIGUSR2)
-                with contextlib.suppress(AssertionError, TimeoutError):
-                    wait_until(lambda: found.stat().st_size > before, 5)  # noqa: B023
-        return found.read_text() if found.exists() else "none"
+                wait_until(lambda: found.stat().st_size > before, 5)  # noqa: B023
+        return found.read_text()
 
     def _accept(self) -> ConductedRank:
         connection, _ = self._listener.accept()
@@ -140,11 +138,21 @@ class Conductor:
         return (
             f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
             "from accelerate import notebook_launcher\n"
-            "from tests.programs.jobs.conducted import main, show\n"
-            f"show({str(self.path)!r})\n"
+            "from tests.programs.jobs.conducted import main, show_stacks\n"
+            f"show_stacks({str(self.path)!r})\n"
             f"notebook_launcher(main, ({str(self.path)!r},), num_processes={count}, "
             f"use_port={port!r})"
         )
+
+
+def _shows_stacks(pid: int) -> bool:
+    """Return whether a process handles the signal, which would end another one."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    (caught,) = (line for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1)
 
 
 def _descendants(pid: int) -> list[int]:

@@ -77,14 +77,14 @@ class RankCommands:
         raise ValueError("a rank that fails")
 
 
-def show(path: str) -> None:
+def show_stacks(path: str) -> None:
     """Let SIGUSR2 append this process's stacks to a file, and those of its forked children."""
     file = open(f"{path}.stacks", "a")  # noqa: SIM115 - closed with the process
     faulthandler.register(signal.SIGUSR2, file)
 
 
 def main(path: str) -> None:
-    show(path)
+    show_stacks(path)
     torch.set_num_threads(1)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
