@@ -143,7 +143,7 @@ SMALL = Scale(
     crowd=(2, 1.0),
     hostile=(0.2, 1, 1),
     jobs=(2, 2),
-    resized=(),
+    resized=(1,),
     compilations=1,
 )
 

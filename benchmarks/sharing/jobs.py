@@ -19,6 +19,7 @@ from pathlib import Path
 from kernelproxy.common.paths import runtime_dir
 
 PROGRAM = Path(__file__).with_name("rank.py")
+SING = [sys.executable, "-m", "jupyter_sing.cli"]
 #: Ranks, and devices on which they run.
 PLACES = ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1))
 
@@ -87,7 +88,8 @@ def measure_jobs(daemon: Daemon, steps: int, ranks_max: int) -> Iterator[JobStep
         if ranks not in plain:
             plain[ranks] = _run(torchrun, ranks, "cpu", steps)["step"]
         with daemon(devices):
-            found = _run([sys.executable, "-m", "jupyter_sing.cli", "run"], ranks, "cuda", steps)
+            found = _run([*SING, "run"], ranks, "cuda", steps)
+            subprocess.run([*SING, "stop"], check=True)  # all processes have written to the log
             log = (runtime_dir() / "agent.log").read_text(encoding="utf-8", errors="replace")
         proxied = found["step"]
         alone = alone or proxied

@@ -11,7 +11,6 @@ import itertools
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,12 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.sharing.jobs import Daemon
+from benchmarks.sharing.jobs import SING, Daemon
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import StatusReply, StatusRequest
 
 PROGRAM, OCCUPANT = (Path(__file__).with_name(name) for name in ("resized.py", "occupant.py"))
-SING = [sys.executable, "-m", "jupyter_sing.cli"]
 RANKS = 4
 #: Steps before and after each change.
 STEPS = 8

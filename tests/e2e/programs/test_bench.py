@@ -112,6 +112,9 @@ def test_jobs_of_several_ranks(measure: Measure) -> None:
         assert min(each.proxied, each.plain, each.of_ideal) > 0
         assert (each.switch > 0) == (each.ranks > each.devices == 1)
         assert (each.spared > 0) == (each.optimizer > 0) == (each.switch > 0)
+    assert [(each.before, each.after) for each in results.standstills] == [
+        (4, 2), (2, 1), (1, 2), (2, 4),
+    ]  # fmt: skip
     assert bench.report(results).count("## Jobs of several ranks") == 1
 
 
