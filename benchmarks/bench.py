@@ -72,6 +72,7 @@ PARTS = (
     "crowd",
     "hostile",
     "jobs",
+    "resizes",
     "compile",
 )
 
@@ -455,8 +456,10 @@ def run(
         _show(hostile.report(results.hostile))
     if "jobs" in parts:
         results.jobs = list(jobs.measure_jobs(daemon_for_jobs, *scale.jobs))
+        _show(jobs.report(results.jobs))
+    if "resizes" in parts:
         results.standstills = list(resizing.measure_standstills(daemon_for_jobs, scale.resized))
-        _show([*jobs.report(results.jobs), "", *resizing.report(results.standstills)])
+        _show(resizing.report(results.standstills))
     if "compile" in parts:
         results.compilation = measure_compilation(scale)
         _show(compiling.report(results.compilation))
@@ -536,7 +539,7 @@ def report(results: Results) -> str:
     if results.jobs:
         lines += ["## Jobs of several ranks", "", *jobs.report(results.jobs), ""]
     if results.standstills:
-        lines += [*resizing.report(results.standstills), ""]
+        lines += ["## Jobs that are resized", "", *resizing.report(results.standstills), ""]
     if results.compilation is not None:
         lines += ["## First compilation", "", *compiling.report(results.compilation), ""]
     lines += ["## On a GPU", "", GPU_FIGURES.read_text(encoding="utf-8")]

@@ -105,19 +105,33 @@ class ResizedJob:
 
 
 class Occupants:
-    """Programs that keep a device each, from `begin` to `end`."""
+    """Programs that each keep a device, from one `tell` to the next; they run inside `with`."""
 
     def __init__(self, devices: Sequence[int]) -> None:
-        self._programs = {
-            device: subprocess.Popen(
-                [*SING, "run", "--device", f"cpu:{device}", str(OCCUPANT)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )
-            for device in devices
-        }  # fmt: skip
-        for each in self._programs.values():  # it has imported torch
-            assert each.stdout
-            each.stdout.readline()
+        self._devices = devices
+        self._programs: dict[int, subprocess.Popen[str]] = {}
+
+    def __enter__(self) -> Occupants:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._end)
+            for device in self._devices:
+                self._programs[device] = subprocess.Popen(
+                    [*SING, "run", "--device", f"cpu:{device}", str(OCCUPANT)],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                )  # fmt: skip
+            for each in self._programs.values():  # it has imported torch
+                assert each.stdout
+                each.stdout.readline()
+            stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        for each in self._programs.values():
+            each.kill()
+            each.communicate()
 
     def tell(self, *devices: int) -> None:
         """Begin to keep these devices, or end that."""
@@ -126,12 +140,6 @@ class Occupants:
             assert stream
             stream.write("\n")
             stream.flush()
-
-    def kill(self) -> None:
-        """End all."""
-        for each in self._programs.values():
-            each.kill()
-            each.communicate()
 
 
 def devices_of_job() -> list[str]:
@@ -177,14 +185,10 @@ def measure_standstills(daemon: Daemon, sizes: Sequence[int]) -> Iterator[Stands
             directory = Path(name)
             (policy := directory / "policy.yaml").write_text(POLICY)
             subprocess.run([*SING, "policy", "apply", str(policy)], check=True)
-            others = Occupants((1, 2, 3))
-            try:
-                with running(mib, directory) as job:
-                    wait_for(RANKS)
-                    for devices, kept in CHANGES:
-                        yield job.change(functools.partial(others.tell, *kept), devices, mib)
-            finally:
-                others.kill()
+            with Occupants((1, 2, 3)) as others, running(mib, directory) as job:
+                wait_for(RANKS)
+                for devices, kept in CHANGES:
+                    yield job.change(functools.partial(others.tell, *kept), devices, mib)
 
 
 def report(found: Sequence[Standstill]) -> list[str]:

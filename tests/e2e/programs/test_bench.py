@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 #: Parts that share their runners, those that run beside no other test, and the others.
 TOGETHER = ("programs", "operators", "profile", "snapshots", "moves")
-ALONE = ("hostile", "packing")
+ALONE = ("hostile", "packing", "resizes")
 APART = [part for part in bench.PARTS if part not in (*TOGETHER, *ALONE)]
 
 Measure = Callable[..., bench.Results]
@@ -112,10 +112,16 @@ def test_jobs_of_several_ranks(measure: Measure) -> None:
         assert min(each.proxied, each.plain, each.of_ideal) > 0
         assert (each.switch > 0) == (each.ranks > each.devices == 1)
         assert (each.spared > 0) == (each.optimizer > 0) == (each.switch > 0)
+    assert bench.report(results).count("## Jobs of several ranks") == 1
+
+
+@pytest.mark.alone  # beside others it takes longer than a test may
+def test_jobs_that_are_resized(measure: Measure) -> None:
+    results = measure("resizes")
     assert [(each.before, each.after) for each in results.standstills] == [
         (4, 2), (2, 1), (1, 2), (2, 4),
     ]  # fmt: skip
-    assert bench.report(results).count("## Jobs of several ranks") == 1
+    assert bench.report(results).count("## Jobs that are resized") == 1
 
 
 def test_the_first_compilation(measure: Measure) -> None:
