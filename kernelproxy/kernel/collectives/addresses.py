@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from pathlib import Path
+from typing import Any
 
 BACKLOG = 4096
 
@@ -18,6 +19,28 @@ def listener(family: int, address: str | tuple[str, int]) -> socket.socket:
     made.listen(BACKLOG)
     made.setblocking(False)
     return made
+
+
+def connect(place: dict[str, Any]) -> socket.socket | None:
+    """Return a connection to the endpoint at a place, or None if its process has ended."""
+    local = place.get("host") == host_identity()
+    if not local and "tcp" not in place:
+        return None  # it listens on its own host only
+    connection = socket.socket(socket.AF_UNIX if local else socket.AF_INET)
+    try:
+        if local:
+            connection.connect(f"\0jupyter-sing-rank-{place['token']}")
+        else:
+            connection.connect(tuple(place["tcp"]))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    except OSError:
+        connection.close()
+        return None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def same_user(connection: socket.socket) -> bool:

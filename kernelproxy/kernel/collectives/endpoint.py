@@ -22,12 +22,12 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.collectives.addresses import (
+    connect,
     host_identity,
     listener,
     reachable_address,
@@ -137,7 +137,7 @@ class Endpoint:
             if found := self._peers.get(place["token"]):
                 return found
             hello = Header(FrameKind.hello, text=place["token"] + self.token).encode()
-            peer = self._peers[place["token"]] = Peer(place["token"], self._connect(place))
+            peer = self._peers[place["token"]] = Peer(place["token"], connect(place))
             try:
                 shares = peer.local and self.outbox.fd >= 0
                 peer.greet(hello, self.outbox.fd if shares else None)
@@ -154,27 +154,6 @@ class Endpoint:
                 )
             return peer
 
-    def _connect(self, place: dict[str, Any]) -> socket.socket | None:
-        """Return a connection to a process, or None if there is none."""
-        local = place.get("host") == host_identity()
-        if not local and "tcp" not in place:
-            return None  # it listens on its own host only
-        connection = socket.socket(socket.AF_UNIX if local else socket.AF_INET)
-        try:
-            if local:
-                connection.connect(f"\0jupyter-sing-rank-{place['token']}")
-            else:
-                connection.connect(tuple(place["tcp"]))
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        except OSError:
-            connection.close()
-            return None
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
     def send(self, peer: Peer, header: Header, content: torch.Tensor | None) -> None:
         """Send a frame with a contiguous tensor; in the outbox, it may be changed no more.
 
@@ -182,13 +161,22 @@ class Endpoint:
         ------
         PeerLostError
             The peer's process has ended.
+        RuntimeError
+            It has ended because a collective of the group has failed; the text says why.
         """
         data = memoryview(b"")
         if content is not None:
             place = self.outbox.give(content, peer) if peer.local else None
             header = replace(header, length=content.nbytes, place=place)
             data = data if place else bytes_of(content)
-        peer.send(header.encode(), data, self.waiting)
+        try:
+            peer.send(header.encode(), data, self.waiting)
+        except PeerLostError:
+            with self.changed, self.waiting():  # until all is read that it has sent
+                self.changed.wait_for(lambda: peer.lost or header.group in self.failures)
+            if text := self.failures.get(header.group):
+                raise RuntimeError(text) from None
+            raise
 
     def receive(self, stream: Stream, peer: Peer) -> Frame:
         """Wait for the next frame of a stream.

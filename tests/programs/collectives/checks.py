@@ -286,7 +286,8 @@ def mismatches_and_lost_groups_are_errors_on_all_ranks() -> None:
         lambda: distributed.all_reduce(x, group=group, async_op=True).wait(),
         lambda: functional.all_reduce(x, "sum", group) + 0,
     ):
-        assert words in refused(function, distributed.DistBackendError)
+        text = refused(function, distributed.DistBackendError)
+        assert words in text, text
 
 
 def main() -> None:

@@ -132,6 +132,19 @@ def test_different_calls_fail_on_all_ranks(three: RankThreads) -> None:
         assert "all_reduce of 2" in text
 
 
+def test_a_rank_that_ends_after_a_failure_has_failed(three: RankThreads) -> None:
+    def program(group: Group) -> None:
+        call(group, "barrier", exchange.barrier)
+
+    three.all(program)
+    first, other = three.groups[:2]
+    other.fail("a failure")
+    three.end(1)
+    header = Header(FrameKind.collective, first._identity)
+    with pytest.raises(RuntimeError, match="a failure"):
+        three.endpoints[0].send(first._peers[1], header, None)
+
+
 def test_different_roots_fail_on_all_ranks(three: RankThreads) -> None:
     def program(group: Group) -> None:
         root = group.rank
