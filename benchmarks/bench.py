@@ -411,24 +411,7 @@ def run(
             if "programs" in parts:
                 results.rows += measure_programs(plain, proxied, programs, count, scale)
             if count == threads[0]:
-                if "operators" in parts:
-                    results.small = operators.measure_small(plain, proxied, *scale.small_things)
-                    _show(operators.report(results.small))
-                if "profile" in parts:
-                    for program in programs:
-                        found = breakdown.measure_profile(proxied, program, scale.counted)
-                        results.profiles.append(found)
-                    _show(breakdown.report(results.profiles))
-                if "snapshots" in parts:
-                    for program in scale.saved:
-                        results.snapshots.append(
-                            saving.measure_snapshots(proxied, program, scale.snapshots)
-                        )
-                    _show(saving.report(results.snapshots))
-                if "moves" in parts:
-                    for held, times in scale.held:
-                        results.moves.append(moves.measure_moves(proxied, held, times))
-                    _show(moves.report(results.moves))
+                measure_details(results, plain, proxied, programs, parts, scale)
     if "disk" in parts:
         results.disk = measure_disk(scale)
         _show(disk.report(results.disk))
@@ -464,6 +447,33 @@ def run(
         results.compilation = measure_compilation(scale)
         _show(compiling.report(results.compilation))
     return results
+
+
+def measure_details(
+    results: Results,
+    plain: Side,
+    proxied: Side,
+    programs: Sequence[str],
+    parts: Sequence[str],
+    scale: Scale,
+) -> None:
+    """Measure what needs no more than one number of threads, with the runners of `sides`."""
+    if "operators" in parts:
+        results.small = operators.measure_small(plain, proxied, *scale.small_things)
+        _show(operators.report(results.small))
+    if "profile" in parts:
+        for program in programs:
+            found = breakdown.measure_profile(proxied, program, scale.counted)
+            results.profiles.append(found)
+        _show(breakdown.report(results.profiles))
+    if "snapshots" in parts:
+        for program in scale.saved:
+            results.snapshots.append(saving.measure_snapshots(proxied, program, scale.snapshots))
+        _show(saving.report(results.snapshots))
+    if "moves" in parts:
+        for held, times in scale.held:
+            results.moves.append(moves.measure_moves(proxied, held, times))
+        _show(moves.report(results.moves))
 
 
 def measure_programs(
