@@ -9,28 +9,36 @@ namespace sing {
 void Seat::serve() {
   std::unique_lock lock(mutex_);
   while (true) {
+    if (waiting_.empty()) let_go(over_);
     changed_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
     if (waiting_.empty()) return;
-    Turn& turn = *waiting_.front();
+    Turn* turn = waiting_.front();
     waiting_.pop_front();
     waiting_count_.store(waiting_.size(), std::memory_order_relaxed);
-    turn.begun = true;
-    present_ = &turn;
-    if (last_ == &turn.orders) left_ns_ = 0;
-    last_ = &turn.orders;
+    turn->begun = true;
+    present_ = turn;
+    if (last_ == &turn->orders) left_ns_ = 0;
+    last_ = &turn->orders;
     lock.unlock();
     try {
-      turn.work();
+      turn->work();
     } catch (...) {
-      turn.failure = std::current_exception();
+      turn->failure = std::current_exception();
     }
     const uint64_t left_ns = monotonic_ns();
     lock.lock();
     left_ns_ = waiting_.empty() ? 0 : left_ns;
     present_ = nullptr;
-    turn.done = true;
-    changed_.notify_all();
+    let_go(over_);
+    over_ = turn;
   }
+}
+
+void Seat::let_go(Turn*& turn) noexcept {
+  if (!turn) return;
+  turn->done = true;
+  turn->changed.notify_all();
+  turn = nullptr;
 }
 
 void Seat::end() {
@@ -40,9 +48,12 @@ void Seat::end() {
 }
 
 void Seat::note_begun() noexcept {
-  if (left_ns_ == 0) return;
-  switches_.fetch_add(1, std::memory_order_relaxed);
-  switch_ns_.fetch_add(monotonic_ns() - left_ns_, std::memory_order_relaxed);
+  if (left_ns_ != 0) {
+    switches_.fetch_add(1, std::memory_order_relaxed);
+    switch_ns_.fetch_add(monotonic_ns() - left_ns_, std::memory_order_relaxed);
+  }
+  const std::lock_guard lock(mutex_);
+  let_go(over_);
 }
 
 void Seat::take_turn(Orders& orders, const std::function<void()>& work) {
@@ -50,16 +61,17 @@ void Seat::take_turn(Orders& orders, const std::function<void()>& work) {
   std::unique_lock lock(mutex_);
   waiting_.push_back(&turn);
   waiting_count_.store(waiting_.size(), std::memory_order_seq_cst);
-  changed_.notify_all();
   if (Turn* present = present_) {  // the executor may sleep until its client writes records
     ++present->wakers;
     lock.unlock();
     present->orders.wake();
     lock.lock();
     --present->wakers;
+    present->changed.notify_all();
+  } else {
     changed_.notify_all();
   }
-  changed_.wait(
+  turn.changed.wait(
       lock, [&] { return (turn.done && turn.wakers == 0) || (!turn.begun && orders.pending()); });
   if (!turn.begun) {
     std::erase(waiting_, &turn);
@@ -73,7 +85,7 @@ bool Seat::wanted() const { return waiting_count_.load(std::memory_order_seq_cst
 
 void Seat::notify() {
   const std::lock_guard lock(mutex_);
-  changed_.notify_all();
+  for (Turn* turn : waiting_) turn->changed.notify_all();
 }
 
 }  // namespace sing

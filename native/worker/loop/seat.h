@@ -5,7 +5,9 @@
 // gone. One thread, the executor, executes the records of all sessions, so that there is one team
 // of compute threads, and a switch is a few microseconds of that thread. Each session has a thread
 // of its own besides, which sleeps until its client has written records or orders come, and parks
-// when they require that; it does nothing while its session has its turn.
+// when they require that; it does nothing while its session has its turn. When a turn has ended,
+// the next one begins before the thread of the first session is woken: it could take the executor's
+// core.
 #pragma once
 
 #include <atomic>
@@ -46,7 +48,8 @@ class Seat {
   void take_turn(Orders& orders, const std::function<void()>& turn);
 
   // --- in a turn ---
-  // To be called when everything is ready for its first record.
+  // To be called when everything is ready for its first record: the thread of the session before
+  // continues then.
   void note_begun() noexcept;
   // True if another session waits for its turn.
   bool wanted() const;
@@ -56,21 +59,25 @@ class Seat {
   void notify();
 
  private:
+  // Lives as long as its session's thread waits for `done`.
   struct Turn {
     Turn(Orders& orders, const std::function<void()>& work) : orders(orders), work(work) {}
     Orders& orders;
     const std::function<void()>& work;
+    std::condition_variable changed;  // wakes its session's thread
     bool begun = false;
     bool done = false;
     int wakers = 0;  // threads that use `orders`
     std::exception_ptr failure;
   };
+  void let_go(Turn*& turn) noexcept;
 
   Helpers helpers_;
-  mutable std::mutex mutex_;  // everything below
-  std::condition_variable changed_;
+  mutable std::mutex mutex_;         // everything below
+  std::condition_variable changed_;  // wakes the executor
   std::deque<Turn*> waiting_;
   Turn* present_ = nullptr;
+  Turn* over_ = nullptr;  // the last turn, while its session's thread still waits
   std::atomic<size_t> waiting_count_{0};
   const Orders* last_ = nullptr;
   uint64_t left_ns_ = 0;  // when the last turn ended, if another one waited; 0: none did

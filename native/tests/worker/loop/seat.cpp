@@ -150,6 +150,7 @@ TEST(a_session_that_waits_for_its_turn_obeys_orders) {
   Orders orders(page);
   std::thread blocker([&] {
     seated.seat.take_turn(orders, [&] {
+      seated.seat.note_begun();
       blocked = true;
       while (!go) sched_yield();
     });
