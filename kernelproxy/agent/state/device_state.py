@@ -343,7 +343,7 @@ class DeviceState(SharedPages):
             raise
         finally:
             close_all(fds)
-        worker.guard(lambda: self.worker is worker and self.lease[1] and not self.drained)
+        worker.guard(lambda: self.worker is worker and self.leased and not self.drained)
         return worker
 
     async def pass_on(self, there: Worker) -> None:
@@ -610,6 +610,11 @@ class DeviceState(SharedPages):
             await self._off_loop(self.memory.empty_arena)
         finally:
             self._cooling = False
+
+    @property
+    def leased(self) -> bool:
+        """True if the scheduler lets its worker execute."""
+        return self.lease[1]
 
     @property
     def cold(self) -> bool:

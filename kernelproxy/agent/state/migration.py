@@ -1,10 +1,10 @@
 """Live migration: copies a session's state to another device while its worker continues.
 
-Note [Migration]: first a snapshot is taken during execution, and a worker on the target loads it;
-this is repeated if much was written meanwhile. Then the gate is closed, and the target receives
-what it lacks: by copying what was written since the snapshot, or, between devices that compute
-exactly the same, by replaying the log since, if that is cheaper. At last the old worker ends, and
-the new one takes the session over.
+Note [Migration]: first a snapshot is taken, during execution if the session has a lease, and a
+worker on the target loads it; this is repeated if much was written meanwhile. Then the gate is
+closed, and the target receives what it lacks: by copying what was written since the snapshot, or,
+between devices that compute exactly the same, by replaying the log since, if that is cheaper. At
+last the old worker ends, and the new one takes the session over.
 
 Until the old worker's end, any failure leaves the session where it was: the new worker has changed
 nothing. From then on the new one is the session's worker, whose death is handled like any other.
@@ -84,14 +84,14 @@ async def migrate(
     """
     begin, here = time.monotonic(), state.device
     if not state.saved or state.snapshot is None:  # a prepared worker begins with a snapshot
-        await state.save()
+        await state.save(stop=not state.leased)
     there = await state.open_worker(source, on_change, target, prepare=True)
     try:
         for _ in range(ROUNDS_MAX - 1):
             lacking = state.dirty_bytes
             if state.copy_seconds(lacking) <= SHORT_SECONDS:
                 break
-            await state.save()
+            await state.save(stop=not state.leased)
             await state.pass_on(there)
             if state.dirty_bytes > lacking // 2:
                 break  # it writes as fast as we copy

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "worker/replicas/postponed.h"
 #include "worker/state/mapped.h"
@@ -24,6 +25,28 @@ const ContentId& Storages::content(Slot& slot) {
     note_content(slot, replicas_->hash(span_of(slot.storage)), /*of_bytes=*/true);
   }
   return slot.content;
+}
+
+void Storages::find_contents() {
+  if (!replicas_ || !replicas_->has_others()) return;
+  std::vector<Slot*> found;
+  std::vector<std::span<const std::byte>> bytes;
+  std::set<uint64_t> sizes;
+  for (Slot& slot : slots_) {
+    if (slot.life != Slot::Life::live || slot.content || !slot.findable ||
+        slot.bytes < kLargeBytes) {
+      continue;
+    }
+    const uint64_t used = slot.used;
+    use(slot);
+    slot.used = used;
+    found.push_back(&slot);
+    bytes.push_back(span_of(slot.storage));
+    sizes.insert(slot.bytes);
+  }
+  const std::vector<ContentId> ids = replicas_->hash_all(bytes);
+  replicas_->hash_versions(sizes, session_);
+  for (size_t i = 0; i < found.size(); ++i) note_content(*found[i], ids[i], /*of_bytes=*/true);
 }
 
 void Storages::prepare_change(Slot& slot) {

@@ -2,8 +2,16 @@
 
 #include <algorithm>
 #include <memory>
+#include <thread>
 
 namespace sing {
+
+namespace {
+
+// More of them would not hash faster: memory is the limit.
+constexpr unsigned kThreadsMax = 4;
+
+}  // namespace
 
 Share::Share(const Share& other) : version_(other.version_), session_(other.session_) {
   if (!version_) return;
@@ -83,6 +91,44 @@ bool Replicas::executed_by_another(const ContentId& call, uint32_t session) cons
   std::lock_guard lock(mutex_);
   const uint32_t found = executed_.find(call);
   return found != session && sessions_.contains(found);
+}
+
+std::vector<ContentId> Replicas::hash_all(std::span<const std::span<const std::byte>> bytes) const {
+  std::vector<ContentId> ids(bytes.size());
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < bytes.size(); i = next++) ids[i] = hash(bytes[i]);
+  };
+  const size_t most = std::clamp(std::thread::hardware_concurrency(), 1u, kThreadsMax);
+  std::vector<std::jthread> threads;
+  for (size_t i = 1; i < std::min(most, bytes.size()); ++i) threads.emplace_back(work);
+  work();
+  threads.clear();
+  return ids;
+}
+
+void Replicas::hash_versions(const std::set<uint64_t>& sizes, uint32_t session) {
+  std::vector<Share> others;  // a version that has one more owner is not changed meanwhile
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, version] : versions_) {
+      if (version->hashed || id != version->id || !sizes.contains(version->bytes)) continue;
+      ContentId first = id;
+      if (Version* owned = own(first, session)) others.push_back(Share(owned, session));
+    }
+  }
+  std::vector<std::span<const std::byte>> bytes;
+  for (const Share& each : others) {
+    bytes.emplace_back(static_cast<const std::byte*>(each.storage().data()),
+                       each.storage().nbytes());
+  }
+  const std::vector<ContentId> ids = hash_all(bytes);
+  for (size_t i = 0; i < others.size(); ++i) also(others[i], ids[i], /*of_bytes=*/true);
+}
+
+bool Replicas::has_others() const {
+  std::lock_guard lock(mutex_);
+  return sessions_.size() > 1;
 }
 
 Share Replicas::enter(ContentId& id, uint32_t session, const c10::Storage& storage, bool of_bytes) {

@@ -19,7 +19,9 @@
 // What is uploaded and what was computed may be the same bytes (the root of a broadcast computes
 // what the others receive). So bytes that are read are hashed too, and their version is found by
 // both ids; a storage always has the first id of its version. Results of collectives are not
-// hashed: they have names (ContentName), of which their ids are derived.
+// hashed: they have names (ContentName), of which their ids are derived. When a session comes from
+// another process, its bytes are hashed before anything is executed, and so are the versions of
+// their sizes: what it has computed there is what the others have computed here.
 //
 // Results that only other results of the same kind need are not computed: see Note [Postponed] in
 // postponed.h.
@@ -112,6 +114,12 @@ class Replicas {
   Share find(ContentId& id, uint32_t session);
   // The same for several; returns how many were found.
   size_t find(std::span<const ContentId> ids, uint32_t session, std::vector<Share>& shares);
+  // Hashes of bytes, by several threads.
+  std::vector<ContentId> hash_all(std::span<const std::span<const std::byte>> bytes) const;
+  // Lets versions of these sizes be found by the hashes of their bytes, too.
+  void hash_versions(const std::set<uint64_t>& sizes, uint32_t session);
+  // True if another session has versions, or may make some.
+  bool has_others() const;
   // Makes bytes that will not change a version, unless there is one: then like find().
   // `of_bytes`: the id is the hash of the bytes.
   Share enter(ContentId& id, uint32_t session, const c10::Storage& storage, bool of_bytes);

@@ -47,8 +47,11 @@ class Snapshots {
   uint64_t open(int tables_fd, int readiness_fd);
   // Like open(), for a newer snapshot: what has not changed since stays.
   uint64_t adopt(int tables_fd);
-  // Waits until everything is loaded. Throws LoadFailed.
-  void finish_loading() { loads_.finish(); }
+  // Waits until everything is loaded, and finds what others have, too. Throws LoadFailed.
+  void finish_loading() {
+    loads_.finish();
+    state_.storages.find_contents();
+  }
 
   // --- any thread, one at a time ---
   // `frozen`: called when the snapshot's contents can no longer change, before they are copied.

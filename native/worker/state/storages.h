@@ -172,6 +172,8 @@ class Storages {
   uint32_t session() const noexcept { return session_; }
   // Returns the content; finds it from the bytes if it is unknown and that is worth it.
   const ContentId& content(Slot& slot);
+  // The same for all large ones, before anything is executed: others may have the same bytes.
+  void find_contents();
   // Before the bytes of an operand change: they are no version any more. Its storage may be another
   // one afterwards.
   void prepare_change(Slot& slot);

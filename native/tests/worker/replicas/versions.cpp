@@ -129,6 +129,44 @@ TEST(versions_of_restored_sessions_are_held_once_again) {
   }
 }
 
+TEST(versions_are_found_by_a_session_that_comes_from_another_process) {
+  for (const uint64_t mapped_bytes : {uint64_t{1} << 40, uint64_t{4096}}) {
+    Company seat(2, /*checks=*/true, mapped_bytes);
+    Replicas elsewhere;
+    std::vector<std::vector<Tensor>> all;
+    seat.each([&](Rank& rank) {
+      all.push_back({rank.constant(1, kLarge), rank.constant(2, kLarge), rank.constant(3)});
+      rank.scale(all.back(), 2);
+    });
+    Host& moved = seat[1].host;
+    const auto move = [&](Replicas* to) {
+      uint64_t position = 0;
+      const File file(moved.snapshot(&position));
+      moved.commit(position);
+      moved.options.replicas = to;
+      moved.prepare(file.fd());
+      moved.take_over();
+    };
+    move(&elsewhere);
+    for (size_t i = 0; i < 2; ++i) seat[i].scale({all[i][0], all[i][2]}, 3);
+    EXPECT_EQ(seat[1].value(all[1][0]), 6.0f);
+    EXPECT_EQ(seat.figures().bytes_shared, uint64_t{0});
+    move(&seat.replicas);
+    EXPECT_EQ(seat.figures().bytes_shared, 2 * kLarge * sizeof(float));
+    const uint64_t squashed = seat.figures().squashed;
+    for (size_t i = 0; i < 2; ++i) {
+      seat[i].scale({all[i][0], all[i][1]}, 5);
+      seat[i].host.wait_consumed();
+    }
+    EXPECT_EQ(seat.figures().squashed, squashed + 1);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(seat[i].value(all[i][0]), 30.0f);
+      EXPECT_EQ(seat[i].value(all[i][1]), 20.0f);
+      EXPECT_EQ(seat[i].value(all[i][2]), 18.0f);
+    }
+  }
+}
+
 TEST(versions_end_with_their_last_owner) {
   for (int order = 0; order < 6; ++order) {
     Company seat(3);
