@@ -49,6 +49,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
         [ctypes.py_object, ctypes.py_object, ctypes.c_uint64, ctypes.c_uint64],
         ctypes.py_object,
     ),
+    "sing_client_premultiplier": ([ctypes.py_object], ctypes.py_object),
     "sing_client_position": ([], ctypes.c_uint64),
     "sing_client_address": ([ctypes.py_object], ctypes.py_object),
     "sing_client_resize_storage": ([ctypes.py_object, ctypes.c_uint64], ctypes.py_object),
@@ -251,6 +252,10 @@ class NativeClient:
         An interrupt cannot leave the name to the next copy.
         """
         self._library.sing_client_copy_named(to, source, *name)
+
+    def premultiplier(self, op: Any) -> Any:
+        """Return the factor of a boxed ``ReduceOp`` of kind PREMUL_SUM."""
+        return self._library.sing_client_premultiplier(op)
 
     def await_peers(self, waiting: bool) -> None:
         """Let the device execute other ranks while this process waits for them."""

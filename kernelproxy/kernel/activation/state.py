@@ -201,6 +201,19 @@ def copy_named(to: Any, source: Any, name: tuple[int, int]) -> None:
         client.copy_named(to, source, name)
 
 
+def premultiplier(op: Any) -> Any:
+    """Return the factor of a boxed ``ReduceOp`` of kind PREMUL_SUM: a number, or one in a tensor.
+
+    Raises
+    ------
+    RuntimeError
+        This process has no device session.
+    """
+    if (client := _current.client) is None:
+        raise RuntimeError("PREMUL_SUM needs a device session")
+    return client.premultiplier(op)
+
+
 def cell_asked() -> None:
     """Report that another cell was requested while one runs. Never blocks; from any thread."""
     link = _current.link

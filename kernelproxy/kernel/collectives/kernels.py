@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.collectives import exchange
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
 from kernelproxy.kernel.collectives.group import Call, as_type
@@ -47,7 +48,9 @@ def _sized(name: str, what: str, found: int, expected: int) -> None:
 
 
 def _reduction(name: str, op: Any, dtype: torch.dtype) -> Reduction:
-    reduction = Reduction(OPERATIONS[op.op()])
+    kind = OPERATIONS[op.op()]
+    factor = float(state.premultiplier(op)) if kind == "PREMUL_SUM" else 1.0
+    reduction = Reduction(kind, factor)
     if problem := reduction.problem(dtype):
         raise TypeError(f"{name}: {problem}")
     if dtype is torch.bool and reduction.name == "SUM":
@@ -79,8 +82,8 @@ def allreduce_coalesced_(
     reduction = _reduction("all_reduce", op, dtype)
 
     def task(call: Call) -> None:
-        contribution = read(call.group, tensors, call.names("of", call.rank))
-        found = exchange.all_reduce(call, contribution, reduction)
+        given = read(call.group, tensors, call.names("of", call.rank))
+        found = exchange.all_reduce(call, reduction.contribution(given), reduction)
         if len(tensors) == 1:
             write(tensors[0], found, call.name("of all", 0))
             return
@@ -189,7 +192,7 @@ def reduce_(
 
     def task(call: Call) -> None:
         given = read(call.group, [tensor], call.names("of", call.rank))
-        found = exchange.reduce(call, given, reduction, root)
+        found = exchange.reduce(call, reduction.contribution(given), reduction, root)
         if call.rank == root:
             write(tensor, found, call.name("of all", 0))
 
@@ -252,7 +255,7 @@ def _reduce_scatter(
 
     def task(call: Call) -> None:
         of_ranks = zip(*(shares(call, *numbered) for numbered in enumerate(inputs)), strict=True)
-        given = [joined(parts) for parts in of_ranks]
+        given = [reduction.contribution(joined(parts)) for parts in of_ranks]
         sizes = [output.numel() for output in outputs]
         _sized(name, "the number of own elements", given[call.rank].numel(), sum(sizes))
         found = exchange.reduce_scatter(call, given, like(dtype, sum(sizes)), reduction)

@@ -46,6 +46,8 @@ _ARITHMETIC = (
     torch.complex128,
     *_FLOAT8,
 )
+#: As NCCL's.
+_MULTIPLIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,12 @@ class Reduction:
     ----------
     name : str
         One of `OPERATIONS`.
+    factor : float
+        Of PREMUL_SUM: each rank multiplies its contribution by its own one.
     """
 
     name: str
+    factor: float = 1.0
 
     def problem(self, dtype: torch.dtype) -> str | None:
         """Return why the reduction is not defined for a dtype, or None."""
@@ -71,16 +76,20 @@ class Reduction:
             found = f"ReduceOp.{self.name} is not defined for {dtype}"
         elif self.name == "AVG" and dtype is torch.bool:
             found = f"ReduceOp.AVG is not defined for {dtype}"
-        elif self.name == "PREMUL_SUM":
-            found = "ReduceOp.PREMUL_SUM is not supported; multiply before a ReduceOp.SUM"
+        elif self.name == "PREMUL_SUM" and dtype not in _MULTIPLIED:
+            found = f"ReduceOp.PREMUL_SUM is not defined for {dtype}"
         return found
+
+    def contribution(self, own: torch.Tensor) -> torch.Tensor:
+        """Return what a rank contributes that has these numbers; they may be overwritten."""
+        return own.mul_(self.factor) if self.name == "PREMUL_SUM" else own
 
     def combine(self, parts: Sequence[torch.Tensor], mine: int) -> torch.Tensor:
         """Reduce one tensor of each rank, in the order of ranks.
 
         Only `mine` may be overwritten: the others may be memory of their ranks.
         """
-        combine = _COMBINE["SUM" if self.name == "AVG" else self.name]
+        combine = _COMBINE["SUM" if self.name in ("AVG", "PREMUL_SUM") else self.name]
         if parts[0].dtype in _FLOAT8:
             combine = _rounded(combine)
         found = _node(combine, parts, mine)

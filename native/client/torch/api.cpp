@@ -9,6 +9,8 @@
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/api/object.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "client/log/session.h"
 #include "client/ops/capture.h"
@@ -263,6 +265,19 @@ PyObject* sing_client_copy_named(PyObject* to, PyObject* from, uint64_t high, ui
     sing::client::copy_named(target, source, {high, low});
   }
   Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// The factor of a boxed ReduceOp of kind PREMUL_SUM: a number, or a tensor of one element.
+PyObject* sing_client_premultiplier(PyObject* boxed) {
+  HANDLE_TH_ERRORS
+  const auto object = pybind11::handle(boxed).cast<torch::jit::Object>();
+  const auto op = c10::IValue(object._ivalue()).toCustomClass<c10d::ReduceOp>();
+  TORCH_CHECK(op->op_ == c10d::ReduceOp::PREMUL_SUM && op->supplement_,
+              "the operation has no factor");
+  const auto* factor = static_cast<c10d::NCCLPreMulSumSupplement*>(op->supplement_.get());
+  if (factor->tensor_factor.defined()) return THPVariable_Wrap(factor->tensor_factor);
+  return PyFloat_FromDouble(factor->double_factor);
   END_HANDLE_TH_ERRORS
 }
 

@@ -69,6 +69,26 @@ def reductions_are_those_of_gloo() -> None:
 
 
 @check
+def contributions_are_multiplied_by_a_factor() -> None:
+    ranks = size() * (size() + 1) / 2
+    for factor in (0.5, torch.tensor(0.25), torch.tensor([0.25], device="cuda")):
+        op = distributed._make_nccl_premul_sum(factor)
+        x = torch.full((100,), me() + 1.0, device="cuda")
+        distributed.all_reduce(x, op)
+        assert torch.equal(x.cpu(), torch.full((100,), float(factor) * ranks))
+        given = torch.full((3 * size(),), me() + 1.0, device="cuda", dtype=torch.bfloat16)
+        part = torch.empty(3, device="cuda", dtype=torch.bfloat16)
+        distributed.reduce_scatter_tensor(part, given, op)
+        assert part.tolist() == [float(factor) * ranks] * 3
+        assert given.tolist() == [me() + 1.0] * (3 * size())
+    net = torch.nn.Linear(size(), size(), bias=False).cuda()
+    fully_shard(net)
+    net.set_gradient_divide_factor(4.0)
+    net(torch.full((1, size()), me() + 1.0, device="cuda")).sum().backward()
+    assert torch.equal(net.weight.grad.full_tensor().cpu(), torch.full((size(),) * 2, ranks / 4))
+
+
+@check
 def all_ranks_have_the_same_bits() -> None:
     for count in (5, 100_001):
         x = torch.randn(count, generator=torch.Generator().manual_seed(me())).cuda()

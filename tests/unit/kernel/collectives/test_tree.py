@@ -93,11 +93,17 @@ def test_each_sum_of_eight_bit_floats_is_rounded(dtype: torch.dtype) -> None:
         ("MAX", torch.complex64, "not defined"),
         ("AVG", torch.bool, "not defined"),
         ("SUM", torch.uint32, "cannot be reduced"),
-        ("PREMUL_SUM", torch.float32, "not supported"),
+        ("PREMUL_SUM", torch.int32, "not defined"),
     ],
 )
 def test_undefined_reductions_have_a_problem(name: str, dtype: torch.dtype, words: str) -> None:
     assert words in str(Reduction(name).problem(dtype))
+
+
+def test_contributions_are_multiplied_before_they_are_summed() -> None:
+    reduction = Reduction("PREMUL_SUM", 0.5)
+    parts = [reduction.contribution(torch.full((3,), float(rank))) for rank in range(3)]
+    assert torch.equal(reduction.combine(parts, 0), torch.full((3,), 1.5))
 
 
 def test_operations_have_the_numbers_of_torch() -> None:
