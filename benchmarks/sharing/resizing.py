@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,11 +105,13 @@ class ResizedJob:
 
 
 class Occupants:
-    """Programs that each keep a device, from one `tell` to the next; they run inside `with`."""
+    """Programs that each can keep a device; they run inside `with`."""
 
     def __init__(self, devices: Sequence[int]) -> None:
         self._devices = devices
         self._programs: dict[int, subprocess.Popen[str]] = {}
+        self._keeping: set[int] = set()
+        self._changing: set[int] = set()
 
     def __enter__(self) -> Occupants:
         with contextlib.ExitStack() as stack:
@@ -119,9 +121,8 @@ class Occupants:
                     [*SING, "run", "--device", f"cpu:{device}", str(OCCUPANT)],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 )  # fmt: skip
-            for each in self._programs.values():  # it has imported torch
-                assert each.stdout
-                each.stdout.readline()
+            self._changing = set(self._devices)
+            self.settle()  # they have imported torch
             stack.pop_all()
         return self
 
@@ -133,13 +134,24 @@ class Occupants:
             each.kill()
             each.communicate()
 
-    def tell(self, *devices: int) -> None:
-        """Begin to keep these devices, or end that."""
-        for device in devices:
+    def keep(self, devices: Set[int]) -> None:
+        """Begin to keep these devices, and no others; does not wait until that is so."""
+        self.settle()
+        self._changing = self._keeping ^ devices
+        self._keeping = set(devices)
+        for device in self._changing:
             stream = self._programs[device].stdin
             assert stream
             stream.write("\n")
             stream.flush()
+
+    def settle(self) -> None:
+        """Wait until they keep the devices, or do not use them any more."""
+        for device in self._changing:
+            stream = self._programs[device].stdout
+            assert stream
+            stream.readline()
+        self._changing = set()
 
 
 def devices_of_job() -> list[str]:
@@ -174,8 +186,8 @@ def running(mib: int, directory: Path) -> Iterator[ResizedJob]:
             process.terminate()
 
 
-#: The job's number of devices, and the devices that others then begin or end to keep.
-CHANGES = ((2, (3,)), (1, (1, 2)), (2, (1,)), (4, (2, 3)))
+#: The job's number of devices, and the devices that others keep then.
+CHANGES = ((2, {3}), (1, {1, 2, 3}), (2, {2, 3}), (4, set[int]()))
 
 
 def measure_standstills(daemon: Daemon, sizes: Sequence[int]) -> Iterator[Standstill]:
@@ -188,7 +200,7 @@ def measure_standstills(daemon: Daemon, sizes: Sequence[int]) -> Iterator[Stands
             with Occupants((1, 2, 3)) as others, running(mib, directory) as job:
                 wait_for(RANKS)
                 for devices, kept in CHANGES:
-                    yield job.change(functools.partial(others.tell, *kept), devices, mib)
+                    yield job.change(functools.partial(others.keep, kept), devices, mib)
 
 
 def report(found: Sequence[Standstill]) -> list[str]:

@@ -6,82 +6,26 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import MigrateRequest, Resume, SessionReply, Stop, Suspend
+from kernelproxy.common.protocol import MigrateRequest, Resume, SessionReply, Suspend
+from tests.e2e.jobs.trained import RANKS, stop, weights
 from tests.e2e.kernels import sessions
 from tests.e2e.trainers import agent_pid
 from tests.integration.conftest import kill_at_once
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[3]
-PROGRAM = ROOT / "tests" / "programs" / "jobs" / "ranks.py"
-RANKS = 4
-STEPS = 12
 SEEDS = (1, 2, 3, 4, 5)
 LATER = pytest.mark.exhaustive
-
-#: Called after each step of rank 0.
-Trouble = Callable[[int], object]
-
-
-@contextlib.contextmanager
-def training(model: str, steps: int, seed: int, ranks: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "jupyter_sing.cli", "run", "--nproc-per-node", str(ranks)]
-    process = subprocess.Popen(
-        [*command, str(PROGRAM), model, str(steps), str(seed)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.communicate()
-
-
-def weights(
-    model: str, devices: int, monkeypatch: pytest.MonkeyPatch, trouble: Trouble | None = None,
-    *, steps: int = STEPS, seed: int = 1, ranks: int = RANKS,
-) -> str:  # fmt: skip
-    """Train with a daemon that has so many devices; return the hash of the ranks' weights."""
-    # What a rank did not execute or copy is compared with what that would give.
-    monkeypatch.setenv("SING_CHECK_SPLICING", "1")
-    monkeypatch.setenv("JUPYTER_SING_DEVICES", ",".join(["cpu:1GiB@1"] * devices))
-    found = []
-    with training(model, steps, seed, ranks) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("rank 0 step ") and trouble is not None:
-                trouble(int(line.split()[-1]))
-            elif "weights" in line:
-                found.append(line.split()[-1])
-        errors = process.communicate()[1]
-        assert process.returncode == 0, errors[-3000:]
-    assert len(found) == ranks, errors[-3000:]
-    assert len(set(found)) == 1, found
-    return str(found[0])
 
 
 @pytest.fixture(autouse=True)
 def _own_daemon(runtime_dir: Path) -> None:
     """Give each test a daemon of its own."""
-
-
-def stop() -> None:
-    """Stop the daemon: the next one has other devices."""
-    with contextlib.suppress(ControlError), agent_client.connect(start=False) as connection:
-        connection.call(Stop(), timeout=60)
 
 
 #: Hashes of weights after an undisturbed training, by model and seed.

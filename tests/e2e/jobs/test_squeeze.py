@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.waiting import wait_until
-from tests.e2e.jobs.test_bits import RANKS, training
+from tests.e2e.jobs.trained import RANKS, training
 from tests.e2e.kernels import sessions
 from tests.e2e.trainers import program, session_of
 

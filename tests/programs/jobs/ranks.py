@@ -1,7 +1,8 @@
-"""Train a model with several ranks: ``ranks.py MODEL STEPS SEED``, started as torchrun starts it.
+"""Train a model with several ranks: ``ranks.py MODEL STEPS SEED [PACE]``, as torchrun starts it.
 
 Each rank prints the number of each step that is done, and at the end the hash of its weights. The
-ranks have data of their own; they begin with the weights of rank 0.
+ranks have data of their own; they begin with the weights of rank 0. PACE is a named pipe from which
+rank 0 reads a byte after every `STEPS_TOGETHER` steps.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 from tests.programs.jobs.models import MODELS
+
+STEPS_TOGETHER = 5
 
 
 def prepare(name: str, device: torch.device) -> nn.Module:
@@ -45,7 +48,7 @@ def say(line: str) -> None:
     os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
-def main(name: str, steps: int, seed: int) -> None:
+def main(name: str, steps: int, seed: int, pace: str = "") -> None:
     rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
@@ -54,6 +57,7 @@ def main(name: str, steps: int, seed: int) -> None:
     chance = torch.Generator().manual_seed(1000 * seed + rank)
     model = prepare(name, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    signal = os.open(pace, os.O_RDONLY) if pace and rank == 0 else None
     for step in range(steps):
         inputs, targets = (each.to(device) for each in MODELS[name][1](chance))
         optimizer.zero_grad()
@@ -61,9 +65,11 @@ def main(name: str, steps: int, seed: int) -> None:
         optimizer.step()
         torch.cuda.synchronize()
         say(f"rank {rank} step {step}")
+        if signal is not None and (step + 1) % STEPS_TOGETHER == 0:
+            os.read(signal, 1)
     say(f"rank {rank} weights {digest(model)}")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
