@@ -130,9 +130,16 @@ class Occupants:
         self._end()
 
     def _end(self) -> None:
-        for each in self._programs.values():
-            each.kill()
-            each.communicate()
+        self.end(set(self._programs))
+
+    def end(self, devices: Set[int]) -> None:
+        """End the programs of these devices for good: a job grows only onto devices without any."""
+        for device in devices:
+            program = self._programs.pop(device)
+            program.kill()
+            program.communicate()
+        self._keeping -= devices
+        self._changing -= devices
 
     def keep(self, devices: Set[int]) -> None:
         """Begin to keep these devices, and no others; does not wait until that is so."""
@@ -186,8 +193,13 @@ def running(mib: int, directory: Path) -> Iterator[ResizedJob]:
             process.terminate()
 
 
-#: The job's number of devices, and the devices that others keep then.
-CHANGES = ((2, {3}), (1, {1, 2, 3}), (2, {2, 3}), (4, set[int]()))
+#: The job's number of devices, and what others do before.
+CHANGES: tuple[tuple[int, Callable[[Occupants], None]], ...] = (
+    (2, lambda others: others.keep({3})),
+    (1, lambda others: others.keep({1, 2, 3})),
+    (2, lambda others: others.end({1})),
+    (4, lambda others: others.end({2, 3})),
+)
 
 
 def measure_standstills(daemon: Daemon, sizes: Sequence[int]) -> Iterator[Standstill]:
@@ -199,8 +211,8 @@ def measure_standstills(daemon: Daemon, sizes: Sequence[int]) -> Iterator[Stands
             subprocess.run([*SING, "policy", "apply", str(policy)], check=True)
             with Occupants((1, 2, 3)) as others, running(mib, directory) as job:
                 wait_for(RANKS)
-                for devices, kept in CHANGES:
-                    yield job.change(functools.partial(others.keep, kept), devices, mib)
+                for devices, begin in CHANGES:
+                    yield job.change(functools.partial(begin, others), devices, mib)
 
 
 def report(found: Sequence[Standstill]) -> list[str]:
