@@ -108,6 +108,7 @@ std::vector<ContentId> Replicas::hash_all(std::span<const std::span<const std::b
 }
 
 void Replicas::hash_versions(const std::set<uint64_t>& sizes, uint32_t session) {
+  const std::lock_guard hashing(hashing_);  // the next session finds these hashed
   std::vector<Share> others;  // a version that has one more owner is not changed meanwhile
   {
     std::lock_guard lock(mutex_);

@@ -158,6 +158,7 @@ class Replicas {
 
   const Hash hash_;
   std::atomic<uint64_t> squashed_{0}, postponed_{0}, recomputed_{0}, uploads_{0};
+  std::mutex hashing_;        // of versions; taken before the other one
   mutable std::mutex mutex_;  // everything below, and the owners of versions
   std::unordered_map<ContentId, Version*> versions_;
   uint32_t last_session_ = 0;
