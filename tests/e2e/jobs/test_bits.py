@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
-import signal
 from pathlib import Path
 
 import pytest
 
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import MigrateRequest, Resume, SessionReply, Suspend
-from tests.e2e.jobs.trained import RANKS, stop, weights
+from tests.e2e.jobs.trained import RANKS, Kills, stop, weights
 from tests.e2e.kernels import sessions
-from tests.e2e.trainers import agent_pid
-from tests.integration.conftest import kill_at_once
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -81,25 +76,6 @@ class Moves:
         with agent_client.connect(start=False) as connection:
             connection.expect(SessionReply, Suspend(chosen), 60)
             connection.expect(SessionReply, Resume(chosen), 60)
-
-
-class Kills:
-    """Kills random workers of the job, and perhaps the agent at one step."""
-
-    def __init__(self, seed: int, every: int = 2, agent_at: int | None = None) -> None:
-        self._chance, self._every, self._agent_at = random.Random(seed), every, agent_at
-        self.count = 0
-
-    def __call__(self, step: int) -> None:
-        if step % self._every:
-            return
-        alive = [each["worker_pid"] for each in sessions() if each["worker_pid"]]
-        for pid in self._chance.sample(alive, min(2, len(alive))):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                self.count += 1
-        if step == self._agent_at:
-            kill_at_once(agent_pid())
 
 
 @models("resnet")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 from pathlib import Path
 
@@ -12,13 +11,13 @@ import pytest
 
 from benchmarks.sharing.jobs import SING
 from benchmarks.sharing.resizing import Occupants, devices_of_job
-from tests.e2e.jobs.trained import RANKS, stop, weights
-from tests.e2e.kernels import sessions
+from tests.e2e.jobs.trained import RANKS, Kills, stop, weights
 from tests.programs.jobs.ranks import STEPS_TOGETHER
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STEPS = 50
+DEATHS = 100
 LATER = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 
 
@@ -85,15 +84,8 @@ def test_resizes_do_not_show_in_the_weights(
 def test_a_hundred_deaths_do_not_show_in_the_weights(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, chance, kills = 150, random.Random(1), 0
-
-    def kill(step: int) -> None:
-        nonlocal kills
-        if alive := [each["worker_pid"] for each in sessions() if each["worker_pid"]]:
-            os.kill(chance.choice(alive), signal.SIGKILL)
-            kills += 1
-
-    undisturbed = weights("mlp", 2, monkeypatch, steps=steps)
+    kills = Kills(1, every=1)
+    undisturbed = weights("mlp", 2, monkeypatch, steps=DEATHS)
     stop()
-    assert weights("mlp", 2, monkeypatch, kill, steps=steps) == undisturbed
-    assert kills >= 100
+    assert weights("mlp", 2, monkeypatch, kills, steps=DEATHS) == undisturbed
+    assert kills.count >= DEATHS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +16,9 @@ import pytest
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import Stop
+from tests.e2e.kernels import sessions
+from tests.e2e.trainers import agent_pid
+from tests.integration.conftest import kill_at_once
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "tests" / "programs" / "jobs" / "ranks.py"
@@ -73,3 +78,22 @@ def stop() -> None:
     """Stop the daemon: the next one has other devices."""
     with contextlib.suppress(ControlError), agent_client.connect(start=False) as connection:
         connection.call(Stop(), timeout=60)
+
+
+class Kills:
+    """Kills random workers of the job, and perhaps the agent at one step."""
+
+    def __init__(self, seed: int, every: int = 2, agent_at: int | None = None) -> None:
+        self._chance, self._every, self._agent_at = random.Random(seed), every, agent_at
+        self.count = 0
+
+    def __call__(self, step: int) -> None:
+        if step % self._every:
+            return
+        alive = [each["worker_pid"] for each in sessions() if each["worker_pid"]]
+        for pid in self._chance.sample(alive, min(2, len(alive))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self.count += 1
+        if step == self._agent_at:
+            kill_at_once(agent_pid())
