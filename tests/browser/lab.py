@@ -279,12 +279,16 @@ class Screen:
         self.page.screenshot(path=self._pictures / f"{name}.png")
 
     def shifts(self) -> list[dict[str, Any]]:
-        """Return which of our elements moved; JupyterLab moves a kernel's name and state."""
+        """Return which of our elements moved.
+
+        JupyterLab moves a kernel's name and state, and notifications when another one ends.
+        """
         try:
             found: list[dict[str, Any]] = self.page.evaluate("window.singShifts")
         except Error:
             return []
-        return [each for each in found if any("jp-Sing" in place for place in each["places"])]
+        ours = re.compile(r"(?!.*Toastify).*jp-Sing")
+        return [each for each in found if any(map(ours.match, each["places"]))]
 
 
 def write_notebook(path: Path, *cells: str) -> None:

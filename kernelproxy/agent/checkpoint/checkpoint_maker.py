@@ -160,7 +160,8 @@ class CheckpointMaker:
             sending.append(asyncio.create_task(channel.send(CheckpointBegun())))
 
         if host.storages or (saves and state.memory.client.head):
-            if state.worker is not None and not state.saved:
+            # A worker sends an answer before it has counted the operator as executed.
+            if state.worker is not None and not (state.drained and state.saved):
                 try:
                     await self._memory.run_granting(state.save(frozen=None if saves else frozen))
                 finally:

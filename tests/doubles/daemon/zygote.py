@@ -14,7 +14,8 @@ once if it is careful there. With ``hidden-fault CODE`` it does not notice that 
 A worker may host several sessions, each in threads of its own.
 
 If ``TOY_ALONE`` names a file, a worker that executes at the same time as another one reports a
-corrupt log.
+corrupt log. With ``TOY_COUNTS_LATE``, a read that was answered counts as executed only when a
+snapshot is asked for.
 
 Its snapshots have the format of real ones. The state is in one extent of the arena, which is never
 the extent of the snapshot before.
@@ -105,7 +106,7 @@ class ToyWorker:
         if order.snapshot:
             self.load(fds[5], fds[6] if order.readiness else -1)
         self.ending = False
-        self.room_made = threading.Event()
+        self.room_made, self.snapshot_asked = threading.Event(), threading.Event()
         self.between = threading.Lock()  # held while a record is executed
         self.gate = threading.Event()
         self.claimed = False
@@ -236,7 +237,10 @@ class ToyWorker:
         if request or self.at < self.careful_until:
             self.ask_device()
         if request and self.client.answer_wanted == end:
+            self.snapshot_asked.clear()
             self.answer(end, struct.pack("<Q", self.state))
+            if os.environ.get("TOY_COUNTS_LATE"):
+                self.snapshot_asked.wait(20)
         self.at = end
         return None
 
@@ -291,6 +295,7 @@ class ToyWorker:
             self.ending = True
 
     def send_snapshot(self, tell: bool) -> None:
+        self.snapshot_asked.set()
         with self.between:
             self.ask_device()
             if tell:

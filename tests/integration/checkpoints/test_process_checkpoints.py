@@ -118,6 +118,17 @@ def test_a_process_that_cannot_be_saved_is_named_and_continues(
     wait_until(lambda: images(data) == [])
 
 
+def test_a_read_that_was_answered_and_not_yet_counted_is_in_the_checkpoint(
+    toy_host: StartHost, start_manager: StartManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_COUNTS_LATE", "1")
+    manager = start_manager(toy_host())
+    manager.kernel.ask("work", 1)
+    assert manager.kernel.ask("checkpoint", "one")["omitted"] == []
+    manager.kernel.ask("read")
+    assert manager.kernel.ask("checkpoint", "two", "process")["omitted"] == []
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_process_manager_that_disconnects_meanwhile_costs_the_process_only(
     toy_host: StartHost, start_manager: StartManager, moment: str
