@@ -23,7 +23,8 @@ class Files(ctypes.Structure):
     """`sing_worker_files`."""
 
     _names = ("log", "client", "worker", "agent", "arena")
-    _fields_ = [(name, ctypes.c_int) for name in (*_names, "snapshot", "readiness")]
+    _optional = ("snapshot", "readiness", "contents", "base")
+    _fields_ = [(name, ctypes.c_int) for name in (*_names, *_optional)]
 
     @classmethod
     def of(cls, order: Open, fds: list[int]) -> Files:
@@ -34,11 +35,10 @@ class Files(ctypes.Structure):
         ProtocolError
             If their number does not match the command.
         """
-        names = list(cls._names)
-        names += ["snapshot"] * order.snapshot + ["readiness"] * order.readiness
+        names = [*cls._names, *(name for name in cls._optional if getattr(order, name))]
         if len(fds) != len(names):
             raise ProtocolError("A worker's first order came with other descriptors than it says.")
-        return cls(**{"snapshot": -1, "readiness": -1, **dict(zip(names, fds, strict=True))})
+        return cls(**{**dict.fromkeys(cls._optional, -1), **dict(zip(names, fds, strict=True))})
 
 
 class WorkerSnapshot(ctypes.Structure):
@@ -46,8 +46,8 @@ class WorkerSnapshot(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_uint64)
-        for name in ("position", "bytes", "copied", "stalled_ns", "duration_ns")
-    ]
+        for name in ("position", "bytes", "copied", "stalled_ns", "duration_ns", "omitted")
+    ] + [("contents", ctypes.c_int)]
 
 
 class WorkerStep(ctypes.Structure):
@@ -94,6 +94,8 @@ def load(path: Path) -> ctypes.CDLL:
     """
     library = ctypes.CDLL(str(path))
     c_int, u64 = ctypes.c_int, ctypes.c_uint64
+    library.sing_worker_key_bytes.restype = u64
+    library.sing_worker_seat.argtypes = [c_int, ctypes.c_char_p, u64]
     library.sing_worker_warm.argtypes = [ctypes.c_char_p]
     library.sing_worker_open.argtypes = [
         ctypes.POINTER(Files), ctypes.c_char_p, c_int, u64,
@@ -110,7 +112,9 @@ def load(path: Path) -> ctypes.CDLL:
     library.sing_worker_seat_figures.restype = None
     library.sing_worker_end.restype = None
     library.sing_worker_hurry.restype = None
-    library.sing_worker_snapshot.argtypes = [c_int, c_int, CALLBACK, ctypes.POINTER(WorkerSnapshot)]
+    library.sing_worker_snapshot.argtypes = [
+        c_int, c_int, CALLBACK, c_int, ctypes.POINTER(WorkerSnapshot)
+    ]  # fmt: skip
     library.sing_worker_on_no_room.argtypes = [CALLBACK]
     library.sing_worker_on_no_room.restype = None
     library.sing_worker_adopt.argtypes = [c_int, c_int]

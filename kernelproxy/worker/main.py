@@ -44,7 +44,8 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
     _show_title(opening.title)
     _show_device(opening.visible)
     if opening.seat:
-        SeatServer(library, opening.threads).serve(control, opening, fds)
+        seat = SeatServer(library, opening.threads, opening.seat)
+        seat.serve(control, opening, fds)
     else:
         WorkerSession(control, library).execute(opening, fds)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import socket
 import sys
@@ -11,8 +12,8 @@ import threading
 import traceback
 
 from kernelproxy.common.errors import ProtocolError, WorkerError
-from kernelproxy.common.ipc.framing import recv_message
-from kernelproxy.common.protocol import Message, Open
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import ContentsListed, ListContents, Message, Open
 from kernelproxy.worker.library import SeatCounts, error
 from kernelproxy.worker.session import WorkerSession
 
@@ -32,14 +33,17 @@ class SeatServer:
     library : ctypes.CDLL
     threads : int
         Compute threads of the device.
+    secret : str
+        Of the job, from which the keys of content ids are derived: see Note [Moves] in `moved.h`.
     """
 
-    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+    def __init__(self, library: ctypes.CDLL, threads: int, secret: str) -> None:
         self._library, self._threads = library, threads
         self._changing, self._count, self._sessions = threading.Lock(), 0, 0
         #: Connection of the session that has ended last: it ends with the process.
         self.last: socket.socket | None = None
-        if library.sing_worker_seat(threads):
+        key = hashlib.shake_256(secret.encode()).digest(library.sing_worker_key_bytes())
+        if library.sing_worker_seat(threads, key, len(key)):
             raise WorkerError(error(library))
 
     def serve(self, control: socket.socket, order: Open, fds: list[int]) -> None:
@@ -60,6 +64,15 @@ class SeatServer:
             file=sys.stderr, flush=True,
         )  # fmt: skip
 
+    def _list_contents(self, control: socket.socket) -> None:
+        found = self._library.sing_worker_list_contents()
+        if found < 0:
+            raise WorkerError(error(self._library))
+        try:
+            send_message(control, ContentsListed(), [found])
+        finally:
+            os.close(found)
+
     def host(self, control: socket.socket) -> None:
         """Serve one more session, of which the first order is still to come."""
         self._begin(control, None)
@@ -74,6 +87,9 @@ class SeatServer:
     def _execute(self, control: socket.socket, first: tuple[Open, list[int]] | None) -> None:
         try:
             order, fds = first or recv_message(control)
+            if isinstance(order, ListContents):
+                self._list_contents(control)
+                order, fds = recv_message(control)
             WorkerSession(control, self._library, self.host).execute(checked(order), fds)
         except OSError:  # also the end of the connection: only this session ends
             pass

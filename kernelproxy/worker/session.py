@@ -163,7 +163,8 @@ class WorkerSession:
             threading.Thread(target=self._give_back, daemon=True).start()
         elif isinstance(order, TakeSnapshot):
             # In another thread, so that this one continues to receive commands.
-            threading.Thread(target=self._take_snapshot, args=(order,), daemon=True).start()
+            given = (order, fds)
+            threading.Thread(target=self._take_snapshot, args=given, daemon=True).start()
         else:
             send_message(self._control, self._obey(order, fds))
             for fd in fds:
@@ -186,12 +187,17 @@ class WorkerSession:
             self._end_without_device()
         return Error(error(library), "failed") if failed else Done()
 
-    def _take_snapshot(self, order: TakeSnapshot) -> None:
+    def _take_snapshot(self, order: TakeSnapshot, fds: Sequence[int]) -> None:
         """Take a snapshot and send it."""
         taken = WorkerSnapshot()
+        known = fds[0] if order.moves and fds else -1
         manner = 0 if order.stop else 2 if order.patient else 1  # as in `api.h`
         frozen = CALLBACK(lambda: self._send(Frozen())) if order.tell else CALLBACK()
-        fd = self._library.sing_worker_snapshot(self._number, manner, frozen, ctypes.byref(taken))
+        fd = self._library.sing_worker_snapshot(
+            self._number, manner, frozen, known, ctypes.byref(taken)
+        )
+        for each in fds:
+            os.close(each)
         if fd == LOST:
             self._end_without_device()
         # Without the agent the snapshot is useless, and the control thread ends the session.
@@ -199,10 +205,13 @@ class WorkerSession:
             self._send(Error(error(self._library), "failed"))
             return
         answer = SnapshotTaken(
-            taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.duration_ns / 1e9
-        )
-        self._send(answer, [fd])
-        os.close(fd)
+            taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.duration_ns / 1e9,
+            taken.omitted,
+        )  # fmt: skip
+        made = [fd, taken.contents] if taken.contents >= 0 else [fd]
+        self._send(answer, made)
+        for each in made:
+            os.close(each)
 
     def _set_lease(self, order: Lease) -> None:
         """Grant or revoke the lease. A revocation that may wait runs in another thread."""

@@ -24,6 +24,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kernelproxy.agent.settings import AgentSettings
@@ -54,6 +55,28 @@ T = TypeVar("T")
 #: Copy rate assumed until one was measured, on a copy of at least `MEASURED_BYTES_MIN`.
 COPY_BYTES_PER_SECOND = 1e9
 MEASURED_BYTES_MIN = 16 << 20
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The files with which a session moves to a process of its job.
+
+    Parameters
+    ----------
+    contents : int
+        File of the contents of its storages; owned until `close`.
+    partial : Snapshot, optional
+        Without what the process has. None: the newest snapshot of the session has everything.
+    """
+
+    contents: int
+    partial: Snapshot | None = None
+
+    def close(self) -> None:
+        """Free its files."""
+        os.close(self.contents)
+        if self.partial is not None:
+            self.partial.close()
 
 
 class DeviceState(SharedPages):
@@ -303,6 +326,14 @@ class DeviceState(SharedPages):
         WorkerError
             If it does not start; then it is ended.
         """
+        worker = await self.spawn_worker(zygote, on_change, device)
+        await self.open_spawned(worker, device, prepare=prepare)
+        return worker
+
+    async def spawn_worker(
+        self, zygote: WorkerSource, on_change: Callable[[], object], device: Device
+    ) -> Worker:
+        """Fork a worker that has no state yet; see `open_worker`."""
         worker = await zygote.spawn(on_change)
         worker.watchdog = self._watchdog
         if self.make_room is not None:
@@ -310,27 +341,45 @@ class DeviceState(SharedPages):
         self._epoch += 1
         self._spawned.append(worker)
         self.persist()  # if this agent dies, the next one must know of this worker
+        return worker
+
+    async def open_spawned(
+        self,
+        worker: Worker,
+        device: Device,
+        *,
+        prepare: bool = False,
+        departure: Departure | None = None,
+    ) -> None:
+        """Give a worker the state of the newest snapshot, or of a departure; see `open_worker`."""
+        snapshot, base = self.snapshot, None
+        if departure is not None and departure.partial is not None:
+            snapshot, base = departure.partial, self.snapshot
+        beside = {
+            "snapshot": snapshot.fd if snapshot else None,
+            "readiness": self.disk.arrivals_fd if departure is None else None,
+            "contents": departure.contents if departure else None,
+            "base": base.fd if base else None,
+        }
         order = Open(
             session=self._session,
             device=device.torch_device,
             visible=device.visible,
-            seat=worker.in_seat,
+            seat=worker.seat_secret,
             threads=device.threads,
             epoch=self._epoch,
             skip=list(self.deaths.skip),
             starved=list(self.deaths.starved),
             why=self.deaths.reasons(),
-            snapshot=self.snapshot is not None,
             gate=not prepare,
-            readiness=self.disk.arrivals_fd is not None,
             prepare=prepare,
             careful_until=self.deaths.careful_until,
             title=f"sing: {self.whose()} {device.id}",
+            **{name: fd is not None for name, fd in beside.items()},
         )
         fds = self.memory.worker_fds()
         try:
-            beside = [self.snapshot.fd if self.snapshot else None, self.disk.arrivals_fd]
-            sent = [*fds, *(fd for fd in beside if fd is not None)]
+            sent = [*fds, *(fd for fd in beside.values() if fd is not None)]
             with worker.waiters_present(self.others_wait, bounded=False):
                 await worker.open(order, sent, self._settings.snapshot_seconds)
         except WorkerError:
@@ -344,7 +393,33 @@ class DeviceState(SharedPages):
         finally:
             close_all(fds)
         worker.guard(lambda: self.worker is worker and self.leased and not self.drained)
-        return worker
+
+    def may_depart(self, device: Device) -> bool:
+        """True if `depart` may be called to move to a device.
+
+        What the worker does not take along is computed again there if the new one is lost. So it
+        needs an equal device, and all of the log since the newest snapshot.
+        """
+        whole = not self.unrecoverable and self.disk.arrivals_fd is None
+        return whole and not self.leased and self.device.computes_like(device)
+
+    async def depart(self, known: int) -> Departure:
+        """Save what a process lacks that has the contents in the file `known`.
+
+        The gate is closed. Raises WorkerError as `save`.
+        """
+        if self.worker is None:
+            raise InternalError("no worker can move")
+        busy = self.busy_seconds
+        taken, contents = await self.worker.depart(known, self._settings.snapshot_seconds)
+        if taken.omitted:
+            return Departure(contents, taken)
+        try:
+            await self._keep(taken, self.worker, busy)
+        except BaseException:
+            os.close(contents)
+            raise
+        return Departure(contents)
 
     async def pass_on(self, there: Worker) -> None:
         """Make a prepared worker load the newest snapshot; raises WorkerError."""
@@ -444,8 +519,14 @@ class DeviceState(SharedPages):
             raise InternalError("a snapshot was asked of no worker")
         busy = self.busy_seconds
         taken = await self.worker.snapshot(seconds, stop=stop, patient=patient, frozen=frozen)
+        await self._keep(taken, self.worker, busy, stop=stop)
+
+    async def _keep(
+        self, taken: Snapshot, worker: Worker, busy: float, *, stop: bool = True
+    ) -> None:
+        """Make a snapshot the newest one; `busy`: seconds of work when it began."""
         if self._settings.system:
-            await self._check(taken, self.worker)
+            await self._check(taken, worker)
         retained = self.memory.agent.retained
         if not retained <= taken.position <= retained + self.memory.log_bytes:
             taken.close()

@@ -6,6 +6,10 @@ closed, and the target receives what it lacks: by copying what was written since
 between devices that compute exactly the same, by replaying the log since, if that is cheaper. At
 last the old worker ends, and the new one takes the session over.
 
+A rank of a job without a lease, which moves to a process of its job, takes along only what that
+process lacks (`moved.h`). The snapshot for that is used by the new worker only, if it lacks
+anything: a recovery starts from the one before, and the log since.
+
 Until the old worker's end, any failure leaves the session where it was: the new worker has changed
 nothing. From then on the new one is the session's worker, whose death is handled like any other.
 """
@@ -13,12 +17,13 @@ nothing. From then on the new one is the session's worker, whose death is handle
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.agent.workers.seats import WorkerSource
+from kernelproxy.agent.workers.seats import SeatSource, WorkerSource
 from kernelproxy.agent.workers.worker import Worker
 from kernelproxy.common.errors import WorkerError
 from kernelproxy.devices import Device
@@ -29,6 +34,8 @@ log = logging.getLogger(__name__)
 ROUNDS_MAX = 3
 #: A standstill, in seconds, so short that it is not worth another round.
 SHORT_SECONDS = 0.05
+#: Time limit for a process to list what it holds.
+LIST_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,43 @@ async def migrate(
         If it failed; the session is where it was. Its worker may be broken, see `Worker.broken`.
     """
     begin, here = time.monotonic(), state.device
+    moved = await _join_others(state, source, target, check, on_change)
+    if moved is None:
+        moved = await _copy(state, source, target, check, on_change)
+    try:
+        await state.replay(moved.executed)
+    except WorkerError as error:  # it has migrated, and will be rebuilt there like any other
+        log.warning("A worker died at the end of its migration: %s", error)
+    end = time.monotonic()
+    return Migration(here.id, target.id, end - begin, end - moved.stopped, moved.bytes)
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """A session whose worker was replaced.
+
+    Parameters
+    ----------
+    stopped : float
+        When it stopped, in seconds of the monotonic clock.
+    bytes : int
+    executed : int
+        Position up to which the worker before has executed the log.
+    """
+
+    stopped: float
+    bytes: int
+    executed: int
+
+
+async def _copy(
+    state: DeviceState,
+    source: WorkerSource,
+    target: Device,
+    check: Callable[[], object],
+    on_change: Callable[[], object],
+) -> _Moved:
+    """Copy all of its state, while it executes if it has a lease; see `migrate`."""
     if not state.saved or state.snapshot is None:  # a prepared worker begins with a snapshot
         await state.save(stop=not state.leased)
     there = await state.open_worker(source, on_change, target, prepare=True)
@@ -104,17 +148,62 @@ async def migrate(
             ):
                 await state.save(stop=True)
                 await state.pass_on(there)
-            moved, executed = state.resident_bytes, state.memory.worker.consumed
-            await state.replace_worker(there, target)
+            return await _replace(state, there, target, stopped)
     except BaseException:
         await _give_up(there, state)
         raise
+
+
+async def _join_others(
+    state: DeviceState,
+    source: WorkerSource,
+    target: Device,
+    check: Callable[[], object],
+    on_change: Callable[[], object],
+) -> _Moved | None:
+    """Move a rank to a process of its job, and copy only what that lacks; see `moved.h`.
+
+    None: that is not possible now, and the session is where it was.
+    """
+    if not (isinstance(source, SeatSource) and state.may_depart(target)):
+        return None
+    there = await state.spawn_worker(source, on_change, target)
     try:
-        await state.replay(executed)
-    except WorkerError as error:  # it has migrated, and will be rebuilt there like any other
-        log.warning("A worker died at the end of its migration: %s", error)
-    end = time.monotonic()
-    return Migration(here.id, target.id, end - begin, end - stopped, moved)
+        known = await _contents_of(there)
+        try:
+            stopped = time.monotonic()
+            async with state.gate_closed():
+                check()
+                departure = await state.depart(known)
+                try:
+                    await state.open_spawned(there, target, prepare=True, departure=departure)
+                except WorkerError as error:
+                    log.info("A rank takes all of its bytes along: %s", error)
+                    return None
+                finally:
+                    departure.close()
+                omitted = departure.partial.omitted if departure.partial else 0
+                log.info("A rank finds %d of its storages in worker %d", omitted, there.pid)
+                return await _replace(state, there, target, stopped)
+        finally:
+            os.close(known)
+    except BaseException:
+        await _give_up(there, state)
+        raise
+
+
+async def _contents_of(there: Worker) -> int:
+    """Return a file of what a worker's process holds."""
+    if there.joined:
+        return await there.list_contents(LIST_SECONDS)
+    return os.memfd_create("nothing", os.MFD_CLOEXEC)
+
+
+async def _replace(state: DeviceState, there: Worker, target: Device, stopped: float) -> _Moved:
+    """Replace the worker of a session whose gate is closed."""
+    moved = _Moved(stopped, state.resident_bytes, state.memory.worker.consumed)
+    await state.replace_worker(there, target)
+    return moved
 
 
 async def _give_up(worker: Worker, state: DeviceState) -> None:

@@ -28,9 +28,16 @@ FALL_SECONDS = 1.0
 
 
 class WorkerSeat:
-    """A process that several workers may share; it begins with the first place in it."""
+    """A process that several workers may share; it begins with the first place in it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    secret : str
+        Of the job, see `Open`.
+    """
+
+    def __init__(self, secret: str) -> None:
+        self.secret = secret
         self._places: list[SeatPlace] = []
         self._change: asyncio.Future[None] | None = None
         self._ended = False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -67,6 +69,8 @@ class Seats:
     """All seats of a daemon. A seat is in it until its last session has ended."""
 
     def __init__(self) -> None:
+        # Another agent has another one: then a rank that moves takes all of its bytes along.
+        self._secret = secrets.token_bytes()
         self._seats: dict[SeatKey, _Occupied] = {}
         self._forking: dict[SeatKey, asyncio.Future[None]] = {}
 
@@ -107,12 +111,17 @@ class Seats:
         forked = self._forking[key] = asyncio.get_running_loop().create_future()
         try:
             worker = await key.zygote.spawn(on_change)
-            worker.begin_seat(seat := WorkerSeat())
+            worker.begin_seat(seat := WorkerSeat(self._secret_of(key.owner, key.job)))
             self._seats[key] = _Occupied(seat, [worker])
             return worker
         finally:
             del self._forking[key]
             forked.set_result(None)
+
+    def _secret_of(self, owner: int, job: str) -> str:
+        """Return the secret of a job."""
+        name = f"{owner} {job}".encode()
+        return hashlib.blake2b(name, key=self._secret, digest_size=32).hexdigest()
 
     def _forget_empty(self) -> None:
         self._seats = {key: each for key, each in self._seats.items() if not each.seat.empty}

@@ -25,6 +25,9 @@ class Snapshot:
         Nanoseconds for which taking it kept the log from being executed.
     seconds : float
         How long taking it took.
+    omitted : int
+        Number of storages whose bytes it lacks: see `moved.h`. If there are any, it is no base of a
+        recovery.
     taken : float
         When it was complete, in seconds of the monotonic clock.
     """
@@ -35,6 +38,7 @@ class Snapshot:
     copied: int = 0
     stalled_ns: int = 0
     seconds: float = 0.0
+    omitted: int = 0
     taken: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from kernelproxy.common.ipc.fd_validation import fix_snapshot
 from kernelproxy.common.protocol import (
     Adopt,
     CacheGivenBack,
+    ContentsListed,
     DeviceLost,
     Done,
     Ended,
@@ -34,6 +35,7 @@ from kernelproxy.common.protocol import (
     Host,
     Hurry,
     Lease,
+    ListContents,
     Message,
     NeedRoom,
     Observe,
@@ -133,9 +135,19 @@ class Worker(WorkerProcess):
         worker = Worker(channel, self.pid, os.dup(place.pidfd), place.ended, on_change)
         if place.seat is not None:
             worker.begin_seat(place.seat)
+        worker.joined = True
         return worker
 
     # ---------------------------------------------------------------- commands
+
+    async def list_contents(self, seconds: float) -> int:
+        """Return a file of what its process holds, of which the caller takes ownership.
+
+        Only before `open`, and if it has `joined` a process; raises as `open`.
+        """
+        _, (fd,) = await self._order(ListContents(), ContentsListed, seconds, fd_count=1)
+        self._fix([fd])
+        return fd
 
     async def open(self, order: Open, fds: Sequence[int], seconds: float) -> None:
         """Assign its session to it.
@@ -253,15 +265,34 @@ class Worker(WorkerProcess):
             taken, (fd,) = await self._order(order, SnapshotTaken, seconds, fd_count=1)
         finally:
             self._frozen = None
+        self._fix([fd])
+        return _snapshot(fd, taken)
+
+    async def depart(self, known: int, seconds: float) -> tuple[Snapshot, int]:
+        """Take a snapshot to move to a process that has the contents in the file `known`.
+
+        Nothing is executed meanwhile. Raises as `open`.
+
+        Returns
+        -------
+        Snapshot, int
+            Without what is there, and a file of the contents of all storages. The caller takes
+            ownership of both.
+        """
+        order = TakeSnapshot(stop=True, moves=True)
+        taken, fds = await self._order(order, SnapshotTaken, seconds, [known], fd_count=2)
+        self._fix(fds)
+        return _snapshot(fds[0], taken), fds[1]
+
+    def _fix(self, fds: Sequence[int]) -> None:
+        """Seal files that it has sent, or close them and break; raises WorkerError."""
         try:
-            fix_snapshot(fd)
+            for fd in fds:
+                fix_snapshot(fd)
         except WorkerError:
-            os.close(fd)
+            close_fds(fds)
             self._break()
             raise
-        return Snapshot(
-            fd, taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.seconds
-        )
 
     async def trim(self, seconds: float) -> None:
         """Free the memory that no snapshot since `retained` needs; raises as `open`."""
@@ -403,3 +434,16 @@ class Worker(WorkerProcess):
             raise ProtocolError("A worker answered what it was not asked.")
         self.corrupt = message.message[:MESSAGE_MAX]
         self._on_change()
+
+
+def _snapshot(fd: int, taken: SnapshotTaken) -> Snapshot:
+    """Return a snapshot that a worker has reported."""
+    return Snapshot(
+        fd,
+        taken.position,
+        taken.bytes,
+        taken.copied,
+        taken.stalled_ns,
+        taken.seconds,
+        omitted=taken.omitted,
+    )

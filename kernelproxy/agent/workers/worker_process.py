@@ -34,6 +34,8 @@ class WorkerProcess:
         self.exited = asyncio.Event()
         #: True once it has its session.
         self.opened = False
+        #: True if its process had other sessions before.
+        self.joined = False
         #: It can receive no more commands, and its session ends; `exited` follows.
         self.broken = False
         #: It was broken because a command took too long, which is no sign of a bad record.
@@ -65,6 +67,11 @@ class WorkerProcess:
     def in_seat(self) -> bool:
         """True if its process is one that other sessions may join."""
         return self._place.seat is not None
+
+    @property
+    def seat_secret(self) -> str:
+        """Secret of the job whose sessions may join its process; "": none may."""
+        return self._place.seat.secret if self._place.seat is not None else ""
 
     @property
     def can_host(self) -> bool:

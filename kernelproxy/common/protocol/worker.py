@@ -95,7 +95,8 @@ class Open(Message, kind="Open"):
     Comes with the descriptors of log, client page, worker page, agent page and arena. If
     `snapshot`, the tables of the snapshot to start from follow. If `readiness`, the file follows
     that marks which of the snapshot's extents are in the arena
-    (`native/worker/snapshot/readiness.h`).
+    (`native/worker/snapshot/readiness.h`). If `contents`, the second file of `SnapshotTaken`
+    follows, and if `base`, the tables of the snapshot from which a recovery starts.
 
     Parameters
     ----------
@@ -110,7 +111,7 @@ class Open(Message, kind="Open"):
         lack of memory on the machine.
     why : list of str
         Text of the error that the notebook gets for each record in `skip`.
-    snapshot, readiness : bool
+    snapshot, readiness, contents, base : bool
         Which descriptors follow.
     gate : bool
         Whether its gate is open; not together with `prepare`. The worker has no `Lease` yet.
@@ -124,8 +125,9 @@ class Open(Message, kind="Open"):
         Process title, as shown by `ps`: the user, the notebook and the device.
     visible : str
         UUID of the GPU, for ``CUDA_VISIBLE_DEVICES``; "" for a software device.
-    seat : bool
-        Whether the process executes one session at a time of those that `Host` brings.
+    seat : str
+        The secret of the job whose sessions the process executes, one at a time, as `Host` brings
+        them; "": it executes this session only.
     """
 
     session: str
@@ -142,7 +144,9 @@ class Open(Message, kind="Open"):
     starved: list[int] = field(default_factory=list)
     why: list[str] = field(default_factory=list)
     visible: str = ""
-    seat: bool = False
+    seat: str = ""
+    contents: bool = False
+    base: bool = False
     frame_bytes_max = LARGE_BYTES_MAX
 
 
@@ -156,6 +160,20 @@ class Host(Message, kind="Host"):
     the process closes the connection. The process exits with its last session. A connection counts
     as a session from the moment at which `Host` is received.
     """
+
+
+@dataclass(frozen=True)
+class ListContents(Message, kind="ListContents"):
+    """List what the process's sessions hold; answered by `ContentsListed`.
+
+    May precede `Open` on a connection that `Host` has brought. The process keeps what it has listed
+    until it has opened that session.
+    """
+
+
+@dataclass(frozen=True)
+class ContentsListed(Message, kind="ContentsListed"):
+    """Reply: comes with a file of content ids, see `native/worker/snapshot/moved.h`."""
 
 
 @dataclass(frozen=True)
@@ -259,11 +277,15 @@ class TakeSnapshot(Message, kind="TakeSnapshot"):
     With `stop`, nothing is executed until it is done. Otherwise the worker continues to execute,
     and accepts `Gate`, `Hurry` and `End` in the meantime. With `patient`, it may wait for the point
     in the program's steps where copying disturbs it least. With `tell`, it sends `Frozen` first.
+
+    With `moves`, the file of `ContentsListed` comes with this: the session moves to that process,
+    and what is there need not be copied. The file of its contents follows the tables in the answer.
     """
 
     stop: bool = False
     patient: bool = False
     tell: bool = False
+    moves: bool = False
 
 
 @dataclass(frozen=True)
@@ -293,6 +315,8 @@ class SnapshotTaken(Message, kind="SnapshotTaken"):
         Nanoseconds for which it blocked the execution of the log.
     seconds : float
         Its duration.
+    omitted : int
+        Number of storages whose bytes it lacks, as the session moves to where they are.
     """
 
     position: int
@@ -300,6 +324,7 @@ class SnapshotTaken(Message, kind="SnapshotTaken"):
     copied: int
     stalled_ns: int
     seconds: float
+    omitted: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "worker/loop/seat.h"
 #include "worker/loop/session.h"
@@ -26,6 +29,7 @@ thread_local std::string error;
 thread_local sing_worker_loss loss{};
 thread_local std::string lost_operation;
 thread_local void (*ask_for_room)(void) = nullptr;
+thread_local std::vector<sing::Share> pinned;
 
 // No exception may leave a function that C calls.
 template <class Work>
@@ -91,6 +95,7 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
                      uint64_t epoch, const sing_worker_skip* skip, int skip_count,
                      uint64_t careful_until, int prepare) {
   return guarded([&] {
+    const auto until_opened = std::move(pinned);
     sing::SessionOptions options;
     options.device = c10::Device(device);
     bool starved = false;
@@ -107,8 +112,9 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
     options.prepare = prepare != 0;
     options.limits.check_writes = is_on(std::getenv("SING_CHECK_WRITES"));
     options.limits.check_splicing = is_on(std::getenv("SING_CHECK_SPLICING"));
-    const sing::SessionFiles all{files->log,   files->client,   files->worker,   files->agent,
-                                 files->arena, files->snapshot, files->readiness};
+    const sing::SessionFiles all{files->log,       files->client,   files->worker,
+                                 files->agent,     files->arena,    files->snapshot,
+                                 files->readiness, files->contents, files->base};
     options.seat = seat.get();
     options.replicas = replicas.get();
     auto session = std::make_shared<sing::Session>(all, options);
@@ -118,9 +124,12 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
   });
 }
 
-int sing_worker_seat(int threads) {
+uint64_t sing_worker_key_bytes() { return sing::key_bytes(); }
+
+int sing_worker_seat(int threads, const void* key, uint64_t key_bytes) {
   return guarded([&] {
     if (seat) throw std::runtime_error("the seat exists already");
+    sing::use_keys({static_cast<const std::byte*>(key), key_bytes});
     seat = std::make_unique<sing::Seat>(threads);
     replicas = std::make_unique<sing::Replicas>();
     return 0;
@@ -136,6 +145,15 @@ int sing_worker_serve(int threads) {
 }
 
 void sing_worker_end_seat() { seat->end(); }
+
+int sing_worker_list_contents() {
+  return guarded([&] {
+    if (!replicas) throw std::runtime_error("this process is no seat");
+    auto [shares, ids] = replicas->pin();
+    pinned = std::move(shares);
+    return sing::write_known(ids);
+  });
+}
 
 void sing_worker_seat_figures(sing_worker_seat_counts* counts) {
   const auto switches = seat->switches();
@@ -220,10 +238,15 @@ void sing_worker_end(int session) {
   if (const auto open = found(session)) open->end();
 }
 
-int sing_worker_snapshot(int session, int manner, void (*frozen)(void), sing_worker_taken* taken) {
+int sing_worker_snapshot(int session, int manner, void (*frozen)(void), int known,
+                         sing_worker_taken* taken) {
   return guarded([&] {
-    const sing::Taken made = opened(session)->snapshot(static_cast<sing::Manner>(manner), frozen);
-    *taken = {made.position, made.bytes, made.copied, made.stalled_ns, made.duration_ns};
+    std::optional<sing::KnownContents> there;
+    if (known >= 0) there = sing::read_known(known);
+    const sing::Taken made = opened(session)->snapshot(static_cast<sing::Manner>(manner), frozen,
+                                                       there ? &*there : nullptr);
+    *taken = {made.position,    made.bytes,   made.copied,  made.stalled_ns,
+              made.duration_ns, made.omitted, made.contents};
     return made.fd;
   });
 }

@@ -15,6 +15,8 @@ struct sing_worker_files {
   int log, client, worker, agent, arena;
   int snapshot;   // to start from; -1: none
   int readiness;  // of the snapshot's extents; -1: all are in the arena
+  int contents;   // of the snapshot's storages, if it comes from another process of the job; or -1
+  int base;       // then: the snapshot from which a recovery starts; -1: the start of the log
 };
 
 // A record that ended earlier workers, and is reported as an error instead.
@@ -27,8 +29,13 @@ struct sing_worker_skip {
 // Before sing_worker_open(), in the same thread: makes the context on the device.
 int sing_worker_warm(const char* device);
 
-// Makes this process a seat, before the first session is opened.
-int sing_worker_seat(int threads);
+// Makes this process a seat, before the first session is opened. `key`: of its job, as many random
+// bytes as sing_worker_key_bytes() says.
+int sing_worker_seat(int threads, const void* key, uint64_t key_bytes);
+uint64_t sing_worker_key_bytes();
+// Returns the descriptor of a list of the contents that the seat's sessions hold. None of them ends
+// before this thread has opened a session, or ends.
+int sing_worker_list_contents();
 // Executes the records of all sessions until end_seat().
 int sing_worker_serve(int threads);
 void sing_worker_end_seat();
@@ -96,6 +103,8 @@ struct sing_worker_taken {
   uint64_t copied;      // of those, changed since the last snapshot
   uint64_t stalled_ns;  // for which the log was not executed
   uint64_t duration_ns;
+  uint64_t omitted;  // storages that the target of a move has
+  int contents;      // descriptor of the contents of all storages; -1: it is for no move
 };
 
 // Takes a snapshot of the current position and returns the descriptor of its tables when it is
@@ -103,8 +112,9 @@ struct sing_worker_taken {
 // and the snapshot begins when it disturbs least. `frozen`, if not null, is called when the
 // snapshot's contents can no longer change, which is long before they are copied. Works before
 // run(), during run() (from another thread), and with a closed gate. Only one at a time, and not
-// together with trim() or adopt().
-int sing_worker_snapshot(int session, int manner, void (*frozen)(void),
+// together with trim() or adopt(). `known`: descriptor of what the target of a move has; -1: it is
+// for no move.
+int sing_worker_snapshot(int session, int manner, void (*frozen)(void), int known,
                          struct sing_worker_taken* taken);
 // Makes a snapshot in progress use all resources that it can get.
 void sing_worker_hurry(int session);

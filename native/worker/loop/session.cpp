@@ -58,10 +58,6 @@ constexpr std::chrono::nanoseconds kWorking{5'000'000};
 // A worker that ends waits this long for what it has started, to count the time of it.
 constexpr uint64_t kLastNs = 2 * DeviceTime::kAheadNs;
 
-// Interval at which take_lease() checks for progress. A program that issues no record for one
-// interval is idle: it is not expected to reach the place soon.
-constexpr std::chrono::milliseconds kDry{20};
-
 }  // namespace
 
 Session::Session(const SessionFiles& files, const SessionOptions& options)
@@ -90,7 +86,9 @@ Session::Session(const SessionFiles& files, const SessionOptions& options)
   snapshots_.loads().on_failure([this] { orders_.end(); });
   if (prepare_) {
     orders_.gate(false);
-    consumed_ = snapshots_.open(files.snapshot, files.readiness);
+    consumed_ = files.contents < 0
+                    ? snapshots_.open(files.snapshot, files.readiness)
+                    : snapshots_.open_moved(files.snapshot, files.contents, files.base);
     snapshots_.finish_loading();
     return;
   }
@@ -120,7 +118,11 @@ void Session::claim() {
                              std::to_string(consumed_));
   }
   WorkerPage& page = *worker_;
-  recovery_ = state_.exactness.begin(consumed_, model_of(*agent_), page);
+  if (snapshots_.partial()) {
+    state_.exactness.continue_from(page);
+  } else {
+    recovery_ = state_.exactness.begin(consumed_, model_of(*agent_), page);
+  }
   if (recovery_.inexact_ns != 0) page.recovered_ns.store(recovery_.inexact_ns);
   page.furthest.store(std::max({page.furthest.load(), page.consumed.load(), consumed_}));
   page.pid = static_cast<uint32_t>(getpid());
@@ -151,22 +153,6 @@ void Session::replay(uint64_t until) {
   reached.wait();
 }
 
-void Session::take_lease(uint64_t token, uint64_t within_ns) {
-  leaving_.store(token, std::memory_order_relaxed);
-  if (within_ns > 0 && steps_.aim()) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(within_ns);
-    uint64_t dry_at = UINT64_MAX;
-    while (!orders_.await_over(token, std::min(end, std::chrono::steady_clock::now() + kDry))) {
-      const uint64_t consumed = worker_->consumed.load(std::memory_order_relaxed);
-      const bool dry = client_->head.load(std::memory_order_relaxed) == consumed;
-      if ((dry && consumed == dry_at) || std::chrono::steady_clock::now() >= end) break;
-      dry_at = dry ? consumed : UINT64_MAX;
-    }
-    steps_.aim_at_nothing();
-  }
-  orders_.lease(token, false);
-}
-
 template <class Work>
 auto Session::with_device(Work work) {
   try {
@@ -187,8 +173,9 @@ void Session::await_parked() {
   });
 }
 
-Taken Session::snapshot(Manner manner, const std::function<void()>& frozen) {
-  return with_device([&] { return snapshots_.take(manner, consumed_, *worker_, frozen); });
+Taken Session::snapshot(Manner manner, const std::function<void()>& frozen,
+                        const KnownContents* known) {
+  return with_device([&] { return snapshots_.take(manner, consumed_, *worker_, frozen, known); });
 }
 
 void Session::adopt(int snapshot_fd) {

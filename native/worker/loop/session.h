@@ -29,6 +29,8 @@ struct SessionFiles {
   int arena = -1;
   int snapshot = -1;   // or none
   int readiness = -1;  // or none: all of the snapshot is in the arena
+  int contents = -1;   // or none: see Note [Moves] in moved.h
+  int base = -1;       // then: the snapshot from which a recovery starts, or none
 };
 
 struct SessionOptions {
@@ -82,7 +84,8 @@ class Session {
   uint64_t give_back_cache();
   // Opens the gate and returns when everything below `until` was executed.
   void replay(uint64_t until);
-  Taken snapshot(Manner manner, const std::function<void()>& frozen = {});
+  Taken snapshot(Manner manner, const std::function<void()>& frozen = {},
+                 const KnownContents* known = nullptr);
   void trim() { snapshots_.trim(); }
   // For a prepared session: adopts a newer snapshot.
   void adopt(int snapshot_fd);

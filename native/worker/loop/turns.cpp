@@ -1,4 +1,4 @@
-// What a session does in a seat: see Note [Turns] in seat.h.
+// What a session does in a seat, see Note [Turns] in seat.h, and the end of a lease.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 
@@ -13,6 +13,10 @@ namespace {
 // In a seat, a session whose client is this late with the next record gives up its turn if another
 // session waits for one.
 constexpr uint64_t kLingerNs = 1'000'000;
+
+// Interval at which take_lease() checks for progress. A program that issues no record for one
+// interval is idle: it is not expected to reach the place soon.
+constexpr std::chrono::milliseconds kDry{20};
 
 }  // namespace
 
@@ -69,6 +73,22 @@ bool Session::linger() {
     break;
   }
   return true;
+}
+
+void Session::take_lease(uint64_t token, uint64_t within_ns) {
+  leaving_.store(token, std::memory_order_relaxed);
+  if (within_ns > 0 && steps_.aim()) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(within_ns);
+    uint64_t dry_at = UINT64_MAX;
+    while (!orders_.await_over(token, std::min(end, std::chrono::steady_clock::now() + kDry))) {
+      const uint64_t consumed = worker_->consumed.load(std::memory_order_relaxed);
+      const bool dry = client_->head.load(std::memory_order_relaxed) == consumed;
+      if ((dry && consumed == dry_at) || std::chrono::steady_clock::now() >= end) break;
+      dry_at = dry ? consumed : UINT64_MAX;
+    }
+    steps_.aim_at_nothing();
+  }
+  orders_.lease(token, false);
 }
 
 }  // namespace sing

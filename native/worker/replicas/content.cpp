@@ -32,14 +32,18 @@ struct Keys {
       if (count < 0) throw std::runtime_error("the system gives no random numbers");
       made += static_cast<size_t>(count);
     }
+    restrict_bits();
+  }
+
+  void restrict_bits() noexcept {
     for (auto& key : polynomial) {
       for (uint64_t& word : key) word &= kKeyBits;
     }
   }
 };
 
-const Keys& keys() {
-  static const Keys keys;
+Keys& keys() {
+  static Keys keys;
   return keys;
 }
 
@@ -102,6 +106,14 @@ uint64_t fold(Wide value, const std::array<uint64_t, 2>& key) noexcept {
 }
 
 }  // namespace
+
+size_t key_bytes() noexcept { return sizeof(Keys); }
+
+void use_keys(std::span<const std::byte> random) {
+  if (random.size() != sizeof(Keys)) throw std::invalid_argument("keys of another size");
+  std::memcpy(&keys(), random.data(), random.size());
+  keys().restrict_bits();
+}
 
 ContentId hash(std::span<const std::byte> bytes, Hashed kind) noexcept {
   const Keys& key = keys();

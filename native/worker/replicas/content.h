@@ -5,8 +5,8 @@
 // draft-krovetz-vmac-01, 2007): NH on blocks of 1 KiB, a polynomial over 2^127-1 of the blocks, and
 // a product modulo 2^64-257; twice, with keys of which the second ones are shifted (Toeplitz), so
 // that two different inputs have the same id with a probability of about 2^-120. The keys are
-// random in each process: a program that does not know them cannot construct a collision, and ids
-// mean nothing outside of their process.
+// random, those of all processes of a job are the same: a program that does not know them cannot
+// construct a collision, and ids mean nothing outside of their job.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +31,11 @@ struct ContentId {
 
 // Kinds of input, so that inputs of two kinds have different ids.
 enum class Hashed : uint64_t { bytes, part, call, result, operand, name };
+
+// Number of random bytes from which the keys are made.
+size_t key_bytes() noexcept;
+// Replaces the keys, before anything is hashed. Throws if the number of bytes is another one.
+void use_keys(std::span<const std::byte> random);
 
 ContentId hash(std::span<const std::byte> bytes, Hashed kind) noexcept;
 inline ContentId hash(std::initializer_list<uint64_t> words, Hashed kind) noexcept {

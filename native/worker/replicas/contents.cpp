@@ -49,6 +49,16 @@ void Storages::find_contents() {
   for (size_t i = 0; i < found.size(); ++i) note_content(*found[i], ids[i], /*of_bytes=*/true);
 }
 
+void Storages::enter_contents() {
+  for (Slot& slot : slots_) {
+    if (!slot.saved || !slot.content || slot.share) continue;
+    const uint64_t used = slot.used;
+    use(slot);
+    slot.used = used;
+    note_content(slot, ContentId(slot.content));
+  }
+}
+
 void Storages::prepare_change(Slot& slot) {
   if (slot.postponed || slot.rewrite) use_raw(slot);
   if (slot.share) own_alone(slot, /*copied=*/true);
@@ -61,6 +71,7 @@ bool Storages::begin_part(Slot& slot) {
     if (slot.transfer) await_saved(slot);
     if (slot.share.leave_if_alone()) return false;
     c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
+    if (slot.saved) own(slot.storage);
     forget_saved(slot);
     slot.rewrite = std::make_shared<Rewrite>(std::move(slot.share), std::move(fresh));
     slot.storage = {};
@@ -109,13 +120,18 @@ void Storages::own_alone(Slot& slot, bool copied) {
   if (slot.transfer) await_saved(slot);
   if (slot.share.leave_if_alone()) return;
   c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
+  if (slot.saved) own(slot.storage);  // the arena may free the bytes that others need
   if (copied) copy_bytes(slot.storage, fresh);
   slot.storage = std::move(fresh);
   slot.share.reset();
 }
 
-// Bytes in the arena may be freed when this session does not need them any more: only its own
-// storages refer to them.
+// Others may share what is mapped from the arena of this session, which frees it when this session
+// does not need it any more.
+void Storages::part(Slot& slot) {
+  if (slot.share && !slot.share.leave_if_alone()) own(slot.storage);
+}
+
 void Storages::note_content(Slot& slot, const ContentId& id, bool of_bytes) {
   slot.content = id;
   slot.findable = false;
@@ -123,9 +139,7 @@ void Storages::note_content(Slot& slot, const ContentId& id, bool of_bytes) {
       slot.storage.nbytes() != slot.bytes) {
     return;
   }
-  slot.share = is_mapped(slot.storage)
-                   ? replicas_->find(slot.content, session_)
-                   : replicas_->enter(slot.content, session_, slot.storage, of_bytes);
+  slot.share = replicas_->enter(slot.content, session_, slot.storage, of_bytes);
   if (!slot.share) return;
   if (slot.storage.is_alias_of(slot.share.storage())) return;
   check_splice(slot.share, span_of(slot.storage), "a result");
@@ -164,6 +178,7 @@ void Storages::replace(Slot& slot) {
     slot.charged = slot.bytes;
   }
   slot.transfer.reset();
+  part(slot);
   forget_saved(slot);
   if (++slot.changes > 1 && slot.charged >= kLargeBytes) rhythm_.changed_again();
   slot.storage = {};

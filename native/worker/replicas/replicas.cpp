@@ -132,6 +132,24 @@ bool Replicas::has_others() const {
   return sessions_.size() > 1;
 }
 
+Replicas::Pinned Replicas::pin() {
+  Pinned pinned;
+  std::lock_guard lock(mutex_);
+  const uint32_t owner = ++last_session_;  // executes nothing
+  pinned.shares.reserve(count_);
+  pinned.ids.reserve(versions_.size());
+  for (const auto& [id, version] : versions_) {
+    if (id != version->id) continue;
+    for (const ContentId& other : version->others) {
+      pinned.ids.emplace_back(other, pinned.shares.size());
+    }
+    pinned.ids.emplace_back(id, pinned.shares.size());
+    ContentId first = id;
+    pinned.shares.push_back(Share(own(first, owner), owner));
+  }
+  return pinned;
+}
+
 Share Replicas::enter(ContentId& id, uint32_t session, const c10::Storage& storage, bool of_bytes) {
   auto fresh = std::unique_ptr<Version>(
       new Version{*this, id, of_bytes, {}, storage, storage.nbytes(), {session}});

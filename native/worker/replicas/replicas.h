@@ -19,9 +19,10 @@
 // What is uploaded and what was computed may be the same bytes (the root of a broadcast computes
 // what the others receive). So bytes that are read are hashed too, and their version is found by
 // both ids; a storage always has the first id of its version. Results of collectives are not
-// hashed: they have names (ContentName), of which their ids are derived. When a session comes from
-// another process, its bytes are hashed before anything is executed, and so are the versions of
-// their sizes: what it has computed there is what the others have computed here.
+// hashed: they have names (ContentName), of which their ids are derived. What a session has
+// computed in another process of its job has the same ids there: see Note [Moves] in moved.h. If it
+// comes without its ids, its bytes are hashed before anything is executed, and so are the versions
+// of their sizes.
 //
 // Results that only other results of the same kind need are not computed: see Note [Postponed] in
 // postponed.h.
@@ -120,6 +121,13 @@ class Replicas {
   void hash_versions(const std::set<uint64_t>& sizes, uint32_t session);
   // True if another session has versions, or may make some.
   bool has_others() const;
+  // Shares of all versions, and the ids by which they are found, each with the number of its share.
+  // What is pinned stays as it is.
+  struct Pinned {
+    std::vector<Share> shares;
+    std::vector<std::pair<ContentId, uint64_t>> ids;
+  };
+  Pinned pin();
   // Makes bytes that will not change a version, unless there is one: then like find().
   // `of_bytes`: the id is the hash of the bytes.
   Share enter(ContentId& id, uint32_t session, const c10::Storage& storage, bool of_bytes);

@@ -39,7 +39,9 @@ struct ArenaView {
 
 // A snapshot that is being made.
 struct Snapshots::Making {
-  explicit Making(FreeRanges free) : free(std::move(free)) {}
+  Making(FreeRanges free, const KnownContents* known) : free(std::move(free)) {
+    if (known) moving.emplace(*known);
+  }
 
   struct Save {
     uint32_t id;
@@ -54,6 +56,7 @@ struct Snapshots::Making {
   std::vector<uint32_t> inlined;
   Gather small;
   uint64_t copied = 0;
+  std::optional<ContentList> moving;
 
   // Storages that change in every step come first, those unchanged for longest before the others:
   // they change next. Then the newest, which are likely to be freed soon.
@@ -69,6 +72,13 @@ struct Snapshots::Making {
     return order;
   }
 };
+
+Snapshots::Kept Snapshots::Kept::of(const Snapshot& snapshot) {
+  Kept kept{snapshot.header.position, {}};
+  kept.extents.reserve(snapshot.extents.size());
+  for (const ExtentEntry& entry : snapshot.extents) kept.extents.push_back(entry.extent());
+  return kept;
+}
 
 Snapshots::Snapshots(State& state, int arena_fd, const AgentPage& agent, Orders& orders,
                      uint64_t epoch)
@@ -98,28 +108,45 @@ uint64_t Snapshots::open(int tables_fd, int readiness_fd) {
     readiness_ = std::make_unique<Readiness>(readiness_fd, snapshot.extents.size());
     loads_.wait_for(readiness_.get());
   }
-  return fill(snapshot, {});
+  return fill(snapshot, {}, nullptr);
+}
+
+uint64_t Snapshots::open_moved(int tables_fd, int contents_fd, int base_fd) {
+  Storages& storages = state_.storages;
+  if (!storages.replicas()) throw std::runtime_error("a session alone shares nothing");
+  const Snapshot snapshot = read_snapshot(tables_fd, arena_.bytes());
+  MovedContents moved(contents_fd, *storages.replicas(), storages.session(),
+                      state_.limits.check_splicing ? &arena_ : nullptr);
+  moved_ = true;
+  partial_ = moved.partial();
+  const uint64_t position = fill(snapshot, {}, &moved);
+  if (base_fd >= 0) {
+    kept_.insert(kept_.begin(), Kept::of(read_snapshot(base_fd, arena_.bytes())));
+  }
+  return position;
 }
 
 uint64_t Snapshots::adopt(int tables_fd) {
   const Snapshot snapshot = read_snapshot(tables_fd, arena_.bytes());
   loads_.wait_for(nullptr);
   readiness_.reset();
+  moved_ = partial_ = false;
   state_.operators.clear();
   state_.generators = Generators(state_.device);
   state_.events.clear();
   state_.pending.reset();
-  return fill(snapshot, state_.storages.take_all());
+  state_.storages.part_all();
+  return fill(snapshot, state_.storages.take_all(), nullptr);
 }
 
-uint64_t Snapshots::fill(const Snapshot& snapshot, std::vector<Slot> old) {
+uint64_t Snapshots::fill(const Snapshot& snapshot, std::vector<Slot> old, MovedContents* moved) {
   struct Load {
     TransferPtr transfer;
     uint64_t used;
   };
   std::vector<Load> loads;
   state_.storages.enforce(false);  // the snapshot's contents were granted when it was made
-  load_tables(snapshot, state_, std::move(old),
+  load_tables(snapshot, state_, std::move(old), moved,
               [&](c10::Storage storage, Extent extent, uint64_t index) {
                 TransferPtr transfer = loads_.add(std::move(storage), extent);
                 transfer->index = index;
@@ -139,9 +166,7 @@ uint64_t Snapshots::fill(const Snapshot& snapshot, std::vector<Slot> old) {
   std::vector<TransferPtr> order;
   order.reserve(loads.size());
   for (Load& load : loads) order.push_back(std::move(load.transfer));
-  Kept kept{snapshot.header.position, {}};
-  for (const ExtentEntry& entry : snapshot.extents) kept.extents.push_back(entry.extent());
-  kept_.assign(1, std::move(kept));
+  kept_.assign(1, Kept::of(snapshot));
   loads_.schedule(std::move(order));
   loads_.help(threads(), Transfers::Pace::full);
   return snapshot.header.position;
@@ -197,7 +222,7 @@ void Snapshots::await_moment(const WorkerPage& page) {
 }
 
 Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
-                      const std::function<void()>& frozen) {
+                      const std::function<void()>& frozen, const KnownContents* known) {
   const bool stop = manner == Manner::stop;
   if (manner == Manner::patient) await_moment(page);
   const c10::DeviceGuard device(state_.device);  // this thread's current one may be another
@@ -205,7 +230,7 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   const ArenaView view(arena_);
   loads_.await_arrivals();  // the snapshot must not refer to bytes that may never arrive
   give_up_older();
-  Making making(free_ranges());
+  Making making(free_ranges(), known);
   Taken taken;
   uint64_t parked = 0;
   DeviceTime* const time = state_.time && !stop ? &*state_.time : nullptr;
@@ -218,7 +243,10 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
       // Beside the execution of a software device, one thread saves.
       const unsigned writers = stop || !state_.device.is_cpu() ? threads() : 1;
       if (writers > kFileWritersMax && !making.saves.empty()) arena_.open_view();
-      state_.exactness.note_snapshot(position, agent_.retained.load(), page);
+      if (making.moving) taken.omitted = making.moving->omitted();
+      if (taken.omitted == 0) {
+        state_.exactness.note_snapshot(position, agent_.retained.load(), page);
+      }
       if (stop) {
         saves_.schedule(making.order());
         hurry();
@@ -247,7 +275,9 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
     } else {
       taken.stalled_ns = parked + saves_.settling_ns() - settling;
     }
-    taken.fd = write_snapshot(making.snapshot);
+    File tables(write_snapshot(making.snapshot));
+    if (making.moving) taken.contents = making.moving->write();
+    taken.fd = tables.release();
   } catch (...) {
     saves_.give_up();
     orders_.while_parked([&] {
@@ -257,9 +287,7 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
     });
     throw;
   }
-  Kept kept{making.snapshot.header.position, {}};
-  for (const ExtentEntry& entry : making.snapshot.extents) kept.extents.push_back(entry.extent());
-  kept_.push_back(std::move(kept));
+  kept_.push_back(Kept::of(making.snapshot));
   // A stop for a snapshot is urgent: trim later.
   if (!stop) give_back(making.free);
   taken.position = making.snapshot.header.position;
@@ -279,22 +307,22 @@ void Snapshots::freeze(Making& making) {
   Writer tables;
   put_tables(tables, state_, making.small, [&](uint32_t id, Slot& slot) {
     header.state_bytes += saved_bytes(slot);
-    if (!slot.saved) {
-      const uint64_t count = slot.filled;
-      const Extent extent{making.free.take(count), count, ++version_};
-      TransferPtr transfer = saves_.add(slot.storage, extent);
-      transfer->soon = slot.changes > 1;
-      making.saves.push_back({id, transfer, slot.changed});
-      making.copied += count;
-      state_.storages.note_saved(slot, extent, std::move(transfer));
+    const bool omitted = making.moving && making.moving->omit(id, slot);
+    Extent extent = slot.saved;
+    if (!extent) {
+      extent = {making.free.take(slot.filled), slot.filled, ++version_};
+      // What others have is compared there with the bytes if that is to be checked.
+      if (!omitted || state_.limits.check_splicing) save(making, id, slot, extent);
     }
-    snapshot.extents.push_back({slot.saved.offset, slot.saved.count, id, 0, slot.saved.version});
+    snapshot.extents.push_back({extent.offset, extent.count, id, 0, extent.version});
   });
   if (!making.saves.empty()) saves_.begin();
   making.small.start(state_.device);
   arena_.grow(making.free.end());
   for (uint32_t id = 0; id < state_.storages.all().size(); ++id) {
     Slot& slot = state_.storages.all()[id];
+    if (saved_bytes(slot) >= kInlineBytes) continue;
+    if (making.moving) making.moving->add(id, slot);
     if (!slot.storage || slot.saved) continue;
     state_.storages.note_saved(slot, {0, slot.filled, kInlineVersion}, nullptr);
     making.inlined.push_back(id);
@@ -309,6 +337,14 @@ void Snapshots::freeze(Making& making) {
   header.state_bytes += snapshot.tables.size();
   header.total_bytes =
       sizeof(header) + snapshot.extents.size() * sizeof(ExtentEntry) + snapshot.tables.size();
+}
+
+void Snapshots::save(Making& making, uint32_t id, Slot& slot, Extent extent) {
+  TransferPtr transfer = saves_.add(slot.storage, extent);
+  transfer->soon = slot.changes > 1;
+  making.saves.push_back({id, transfer, slot.changed});
+  making.copied += extent.count;
+  state_.storages.note_saved(slot, extent, std::move(transfer));
 }
 
 // Reverts the marks: a snapshot that was not finished has saved nothing. The main thread is parked.

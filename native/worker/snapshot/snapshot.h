@@ -25,8 +25,10 @@ namespace sing {
 struct Taken {
   int fd = -1;  // of the tables
   uint64_t position = 0;
-  uint64_t bytes = 0;   // of the state in the snapshot
-  uint64_t copied = 0;  // changed since the snapshot before
+  uint64_t bytes = 0;    // of the state in the snapshot
+  uint64_t copied = 0;   // changed since the snapshot before
+  int contents = -1;     // of the file of contents, if it is for a move
+  uint64_t omitted = 0;  // storages whose bytes the target has
   // For which the main thread did not execute; beside the execution on a GPU: which the GPU lost.
   uint64_t stalled_ns = 0;
   uint64_t duration_ns = 0;
@@ -45,18 +47,25 @@ class Snapshots {
   // threads and by the main thread when it needs one. `readiness_fd`: descriptor that shows what
   // has arrived, or -1.
   uint64_t open(int tables_fd, int readiness_fd);
+  // The same for what another process of the job has saved, see Note [Moves] in moved.h. `base_fd`:
+  // tables of the snapshot from which a recovery starts, or -1.
+  uint64_t open_moved(int tables_fd, int contents_fd, int base_fd);
+  // True if a recovery starts from an older snapshot than this worker did.
+  bool partial() const noexcept { return partial_; }
   // Like open(), for a newer snapshot: what has not changed since stays.
   uint64_t adopt(int tables_fd);
   // Waits until everything is loaded, and finds what others have, too. Throws LoadFailed.
   void finish_loading() {
     loads_.finish();
+    if (moved_) state_.storages.enter_contents();
     state_.storages.find_contents();
   }
 
   // --- any thread, one at a time ---
   // `frozen`: called when the snapshot's contents can no longer change, before they are copied.
+  // `known`: what the target of a move has; null: it is for no move.
   Taken take(Manner manner, const uint64_t& position, WorkerPage& page,
-             const std::function<void()>& frozen);
+             const std::function<void()>& frozen, const KnownContents* known = nullptr);
   // Frees the memory that no snapshot needs.
   void trim();
 
@@ -70,16 +79,19 @@ class Snapshots {
   struct Kept {
     uint64_t position;
     std::vector<Extent> extents;
+
+    static Kept of(const Snapshot& snapshot);
   };
   struct Making;
 
   unsigned threads() const;
   void await_moment(const WorkerPage& page);
-  uint64_t fill(const Snapshot& snapshot, std::vector<Slot> old);
+  uint64_t fill(const Snapshot& snapshot, std::vector<Slot> old, MovedContents* moved);
   void give_up_older();
   FreeRanges free_ranges() const;
   void give_back(const FreeRanges& free);
   void freeze(Making& making);
+  void save(Making& making, uint32_t id, Slot& slot, Extent extent);
   void undo(const Making& making) noexcept;
 
   State& state_;
@@ -89,6 +101,8 @@ class Snapshots {
   uint64_t version_;  // of the newest extent
   std::unique_ptr<Readiness> readiness_;
   std::vector<Kept> kept_;
+  bool moved_ = false;  // it has started from what another process of the job has saved
+  bool partial_ = false;
   std::atomic<bool> hurried_{false};
   Transfers loads_;
   Transfers saves_;

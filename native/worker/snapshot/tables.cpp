@@ -218,6 +218,7 @@ void put_tables(Writer& out, State& state, Gather& small,
 }
 
 void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
+                 MovedContents* moved,
                  const std::function<TransferPtr(c10::Storage, Extent, uint64_t index)>& load) {
   Reader in(snapshot.tables);
   load_operators(in, state);
@@ -245,8 +246,9 @@ void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
       refuse("an impossible storage");
     }
     if (filled < kInlineBytes) {
-      storages.allocate(id, bytes);
-      if (in_memory) {
+      const bool placed = moved != nullptr && moved->place(storages, id, bytes, data, {});
+      if (!placed) storages.allocate(id, bytes);
+      if (in_memory && !placed) {
         storages.write(storages.at(id), 0, data);
         storages.note_saved(storages.at(id), {0, filled, kInlineVersion}, nullptr);
       }
@@ -256,7 +258,9 @@ void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
         refuse("a storage without its extent");
       }
       const Extent extent = snapshot.extents[index].extent();
-      if (id < old.size() && old[id].saved == extent && old[id].bytes == bytes) {
+      if (moved != nullptr && moved->place(storages, id, bytes, {}, extent)) {
+        // It holds what others have here.
+      } else if (id < old.size() && old[id].saved == extent && old[id].bytes == bytes) {
         storages.restore(id, std::move(old[id]));
       } else {
         storages.allocate(id, bytes);
@@ -272,6 +276,7 @@ void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
     if (lost) slot.cause = std::make_shared<const std::string>(std::move(cause));
     slot.stale = stale;
     slot.used = used;
+    if (moved != nullptr && !lost) moved->name(slot, id);
   }
   if (in.ok()) load_origins(in, state);
   if (!in.ok() || in.remaining() != 0 || index != snapshot.extents.size()) {

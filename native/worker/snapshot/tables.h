@@ -8,6 +8,7 @@
 
 #include "oplog/codec.h"
 #include "worker/snapshot/copy_stream.h"
+#include "worker/snapshot/moved.h"
 #include "worker/state/arena.h"
 #include "worker/state/state.h"
 
@@ -66,8 +67,10 @@ void put_tables(Writer& out, State& state, Gather& small,
                 const std::function<void(uint32_t id, Slot& slot)>& place);
 
 // Fills `state`, which has no storages, from the tables; `old` holds the storages of the earlier
-// state. A storage whose extent is unchanged is taken from `old` and need not be loaded.
+// state. A storage whose extent is unchanged is taken from `old` and need not be loaded. `moved`:
+// contents that came with the snapshot, or null.
 void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
+                 MovedContents* moved,
                  const std::function<TransferPtr(c10::Storage, Extent, uint64_t index)>& load);
 
 }  // namespace sing

@@ -60,6 +60,16 @@ class Exactness {
     publish(page);
     return found;
   }
+  // A worker continues where another one of the same device has stopped, and a recovery still
+  // starts from the same snapshot.
+  void continue_from(const WorkerPage& page) noexcept {
+    newer_.answered_ns = page.answered_ns.load();
+    newer_.inexact_ns = page.inexact_ns.load();
+    older_.answered_ns = page.older_answered_ns.load();
+    older_.inexact_ns = page.older_inexact_ns.load();
+    newer_.inexact = newer_.inexact_ns != 0;
+    older_.inexact = older_.inexact_ns != 0;
+  }
 
  private:
   struct Since {

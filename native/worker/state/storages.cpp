@@ -64,7 +64,9 @@ Storages::Storages(c10::Device device, const Word<uint64_t>* granted, Replicas* 
       check_splicing_(check_splicing) {}
 
 Storages::~Storages() {
-  if (replicas_) replicas_->leave(session_);
+  if (!replicas_) return;
+  part_all();
+  replicas_->leave(session_);
 }
 
 Slot& Storages::at(uint32_t id) {
@@ -164,6 +166,7 @@ void Storages::sweep() noexcept {
 }
 
 void Storages::release(Slot& slot) noexcept {
+  part(slot);
   forget_saved(slot);
   if (slot.transfer && !slot.transfer->finished()) {
     if (slot.storage) {

@@ -174,6 +174,13 @@ class Storages {
   const ContentId& content(Slot& slot);
   // The same for all large ones, before anything is executed: others may have the same bytes.
   void find_contents();
+  // Makes versions of what was loaded and has a content.
+  void enter_contents();
+  // Before a storage does without its bytes, or all of them do.
+  void part(Slot& slot);
+  void part_all() {
+    for (Slot& slot : slots_) part(slot);
+  }
   // Before the bytes of an operand change: they are no version any more. Its storage may be another
   // one afterwards.
   void prepare_change(Slot& slot);

@@ -41,6 +41,7 @@ from kernelproxy.common.protocol import (
     EXIT_DEVICE_LOST,
     EXIT_NO_ROOM,
     Adopt,
+    ContentsListed,
     DeviceLost,
     Done,
     End,
@@ -50,6 +51,7 @@ from kernelproxy.common.protocol import (
     Gate,
     Host,
     Lease,
+    ListContents,
     NeedRoom,
     Observe,
     Observed,
@@ -273,7 +275,7 @@ class ToyWorker:
                 elif isinstance(order, Adopt):
                     self.load(fds[0], -1)
                 elif isinstance(order, TakeSnapshot):
-                    self.send_snapshot(order.tell)
+                    self.send_snapshot(order)
                 elif isinstance(order, Lease):
                     self.take_lease(order)
                 elif isinstance(order, Host):
@@ -294,11 +296,11 @@ class ToyWorker:
         except OSError:
             self.ending = True
 
-    def send_snapshot(self, tell: bool) -> None:
+    def send_snapshot(self, order: TakeSnapshot) -> None:
         self.snapshot_asked.set()
         with self.between:
             self.ask_device()
-            if tell:
+            if order.tell:
                 send_message(self.control, Frozen())
             if self.readiness >= 0:
                 self.fetch()
@@ -316,8 +318,12 @@ class ToyWorker:
             os.write(fd, header + entry)
             stalled = int(os.environ.get("TOY_STALLED_NS", "0"))
             taken = SnapshotTaken(self.at, EXTENT_BYTES, EXTENT_BYTES, stalled, 0.0)
-            send_message(self.control, taken, [fd])
-            os.close(fd)
+            fds = [fd]
+            if order.moves:
+                fds.append(os.memfd_create("toy-contents", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+            send_message(self.control, taken, fds)
+            for each in fds:
+                os.close(each)
             self.page.dirty_bytes = 0
 
 
@@ -363,6 +369,11 @@ def main(control: socket.socket) -> None:
 def run(control: socket.socket, process: ToyProcess) -> None:
     """Execute a session until it ends."""
     order, fds = recv_message(control)
+    if isinstance(order, ListContents):
+        nothing = os.memfd_create("toy-contents", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        send_message(control, ContentsListed(), [nothing])
+        os.close(nothing)
+        order, fds = recv_message(control)
     assert isinstance(order, Open)
     refusing = Path(os.environ.get("TOY_REFUSE", "/nonexistent"))
     if refusing.exists():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from tests.programs.jobs.ranks import STEPS_TOGETHER
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STEPS = 50
+FEW_STEPS = 25
 DEATHS = 100
 LATER = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 
@@ -52,6 +56,20 @@ class Resizes:
             os.write(self._pace, b"\n")
 
 
+@contextlib.contextmanager
+def resizing(seed: int, directory: Path) -> Iterator[tuple[Resizes, Path]]:
+    """Yield `Resizes`, and the pipe of the training's pace."""
+    (policy := directory / "policy.yaml").write_text("jobs: {grow_after: 0 s}\n")
+    os.mkfifo(pipe := directory / "pace")
+    pace = os.open(pipe, os.O_RDWR)
+    try:
+        with Occupants(range(1, RANKS)) as others:
+            subprocess.run([*SING, "policy", "apply", str(policy)], check=True)
+            yield Resizes(seed, others, pace), pipe
+    finally:
+        os.close(pace)
+
+
 @pytest.mark.parametrize(
     ("model", "seed"),
     [
@@ -65,18 +83,32 @@ def test_resizes_do_not_show_in_the_weights(
 ) -> None:
     undisturbed = weights(model, RANKS, monkeypatch, steps=STEPS, seed=seed)
     stop()
-    (policy := tmp_path / "policy.yaml").write_text("jobs: {grow_after: 0 s}\n")
-    os.mkfifo(pipe := tmp_path / "pace")
-    pace = os.open(pipe, os.O_RDWR)
-    try:
-        with Occupants(range(1, RANKS)) as others:
-            subprocess.run([*SING, "policy", "apply", str(policy)], check=True)
-            resizes = Resizes(seed, others, pace)
-            found = weights(model, RANKS, monkeypatch, resizes, steps=STEPS, seed=seed, pace=pipe)
-    finally:
-        os.close(pace)
+    with resizing(seed, tmp_path) as (resizes, pace):
+        found = weights(model, RANKS, monkeypatch, resizes, steps=STEPS, seed=seed, pace=pace)
     assert found == undisturbed
     assert len(set(resizes.seen)) > 1
+
+
+def test_deaths_after_resizes_do_not_show_in_the_weights(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = weights("mlp", RANKS, monkeypatch, steps=FEW_STEPS)
+    stop()
+    kills = Kills(1, every=STEPS_TOGETHER)
+    with resizing(2, tmp_path) as (resizes, pace):
+
+        def trouble(step: int) -> None:
+            kills(step)  # soon after the resize, before there is a snapshot of all bytes
+            resizes(step)
+
+        found = weights(
+            "mlp", RANKS, monkeypatch, trouble, steps=FEW_STEPS, seed=1, pace=pace, checks=False
+        )
+    assert found == undisturbed
+    assert kills.count >= FEW_STEPS // STEPS_TOGETHER
+    log = next(runtime_dir.rglob("agent.log")).read_text()
+    kept = re.findall(r"A rank finds (\d+) of its storages", log)
+    assert sum(map(int, kept)) > 0
 
 
 @pytest.mark.exhaustive

@@ -16,7 +16,7 @@ from kernelproxy.common.protocol import End, Host, Open, Opened
 from kernelproxy.worker.seat import SeatServer
 from tests.doubles.waiting import wait_until
 
-ORDER = Open("a" * 12, "cpu", 1, 1, [], snapshot=False, gate=True, seat=True)
+ORDER = Open("a" * 12, "cpu", 1, 1, [], snapshot=False, gate=True, seat="secret")
 
 
 class LibraryDouble:
@@ -62,7 +62,7 @@ class AgentSide:
         self.library = LibraryDouble()
         self.connections: list[socket.socket] = []
         ours, theirs = self.connection()
-        self.server = SeatServer(self.library, 1)  # type: ignore[arg-type]
+        self.server = SeatServer(self.library, 1, "secret")  # type: ignore[arg-type]
         first = self.first_order(ours, theirs)
         self.thread = threading.Thread(target=self.server.serve, args=(theirs, *first))
         self.thread.start()

@@ -344,7 +344,9 @@ class Program {
 // Performs an agent's actions on a worker, at random moments.
 class Disturber {
  public:
-  Disturber(Host& host, uint64_t seed) : host_(host), random_(seed) {}
+  // `processes`: between which the session moves; empty: it shares nothing.
+  Disturber(Host& host, uint64_t seed, std::vector<Replicas*> processes = {})
+      : host_(host), random_(seed), processes_(std::move(processes)) {}
   ~Disturber() {
     if (taking_.joinable()) taking_.join();
   }
@@ -375,6 +377,9 @@ class Disturber {
       case 9:
         if (!taking_.joinable() && committed_) migrate();
         return;
+      case 10:
+        if (!taking_.joinable() && !processes_.empty()) move();
+        return;
       default:
         return;
     }
@@ -389,6 +394,7 @@ class Disturber {
     taken_.reset();
   }
   int snapshots() const { return snapshots_; }
+  int moves() const { return moves_; }
 
  private:
   void begin(bool stop) {
@@ -422,14 +428,35 @@ class Disturber {
     }
     host_.take_over();
   }
+  // It continues in another process, which may have parts of its state.
+  void move() {
+    Replicas* const there = processes_[random_() % processes_.size()];
+    host_.session().orders().gate(false);
+    const auto pinned = there->pin();
+    const KnownContents known = read_known(File(write_known(pinned.ids)).fd());
+    const Taken taken = host_.session().snapshot(Manner::stop, {}, &known);
+    auto tables = std::make_unique<File>(taken.fd);
+    const File contents(taken.contents);
+    const bool whole = taken.omitted == 0;
+    host_.options.replicas = there;
+    host_.prepare(tables->fd(), contents.fd(), whole || !committed_ ? -1 : committed_->fd());
+    if (whole) {
+      committed_ = std::move(tables);
+      host_.commit(taken.position);
+    }
+    host_.take_over();
+    ++moves_;
+  }
 
   Host& host_;
   Random random_;
+  std::vector<Replicas*> processes_;
   std::thread taking_;
   std::unique_ptr<File> taken_, committed_;
   uint64_t position_ = 0;
   std::string failure_;
   int snapshots_ = 0;
+  int moves_ = 0;
 };
 
 }  // namespace sing::test

@@ -24,9 +24,9 @@ std::vector<Bytes> alone(uint64_t seed) {
 }
 
 // Two sessions execute the same program, another one a program of its own.
-void compare(uint64_t seed, bool disturbed, Replicas::Figures& sum) {
+void compare(uint64_t seed, bool disturbed, Replicas::Figures& sum, int& moves) {
   const uint64_t seeds[] = {seed, seed, seed + 1'000'000};
-  Replicas replicas;
+  Replicas replicas, elsewhere;
   struct Session {
     Host host{size_t{256} << 20};
     std::optional<Program> program;
@@ -41,7 +41,10 @@ void compare(uint64_t seed, bool disturbed, Replicas::Figures& sum) {
     session->host.options.limits.mapped_bytes = uint64_t{4096} << seed % 5;
     session->host.start();
     session->program.emplace(session->host, each);
-    if (disturbed) session->disturber.emplace(session->host, seed + sessions.size());
+    if (disturbed) {
+      session->disturber.emplace(session->host, seed + sessions.size(),
+                                 std::vector<Replicas*>{&replicas, &elsewhere});
+    }
     sessions.push_back(std::move(session));
   }
   for (int i = 0; i < kSteps; ++i) {
@@ -51,7 +54,10 @@ void compare(uint64_t seed, bool disturbed, Replicas::Figures& sum) {
     }
   }
   for (size_t i = 0; i < sessions.size(); ++i) {
-    if (disturbed) sessions[i]->disturber->finish();
+    if (disturbed) {
+      sessions[i]->disturber->finish();
+      moves += sessions[i]->disturber->moves();
+    }
     const auto found = sessions[i]->program->result(), expected = alone(seeds[i]);
     EXPECT_EQ(found.size(), expected.size());
     for (size_t k = 0; k < found.size(); ++k) {
@@ -61,26 +67,32 @@ void compare(uint64_t seed, bool disturbed, Replicas::Figures& sum) {
       }
     }
   }
-  sum.squashed += replicas.figures().squashed;
-  sum.executed += replicas.figures().executed;
+  for (const Replicas* each : {&replicas, &elsewhere}) {
+    sum.squashed += each->figures().squashed;
+    sum.executed += each->figures().executed;
+  }
   sessions.clear();
-  EXPECT_EQ(replicas.figures().versions, uint64_t{0});
+  for (const Replicas* each : {&replicas, &elsewhere}) {
+    EXPECT_EQ(each->figures().versions, uint64_t{0});
+  }
 }
 
 void compare_all(bool disturbed) {
   Replicas::Figures sum{};
+  int moves = 0;
   const uint64_t fresh = std::random_device()();
   for (uint64_t i = 0; i < 40; ++i) {
     const uint64_t seed = i < 20 ? i + 1 : fresh + i;
     try {
-      compare(seed, disturbed, sum);
+      compare(seed, disturbed, sum, moves);
     } catch (const std::exception& error) {
       throw CheckFailed("program " + std::to_string(seed) + ": " + error.what());
     }
   }
-  std::printf("      %llu calls squashed, %llu executed\n",
+  std::printf("      %llu calls squashed, %llu executed; %d moves\n",
               static_cast<unsigned long long>(sum.squashed),
-              static_cast<unsigned long long>(sum.executed));
+              static_cast<unsigned long long>(sum.executed), moves);
+  EXPECT(!disturbed || moves > 100);
   EXPECT(sum.squashed > 100);
 }
 
