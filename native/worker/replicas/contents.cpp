@@ -71,7 +71,6 @@ bool Storages::begin_part(Slot& slot) {
     if (slot.transfer) await_saved(slot);
     if (slot.share.leave_if_alone()) return false;
     c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
-    if (slot.saved) own(slot.storage);
     forget_saved(slot);
     slot.rewrite = std::make_shared<Rewrite>(std::move(slot.share), std::move(fresh));
     slot.storage = {};
@@ -111,6 +110,8 @@ void Storages::forget_content(Slot& slot) {
   slot.uploaded = 0;
   slot.findable = false;
   if (slot.share) own_alone(slot, /*copied=*/true);
+  // It may be mapped from the arena of another session, which copies it when it ends.
+  own(slot.storage);
 }
 
 // Here is decided what happens when an owner changes bytes that others still need: it takes memory
@@ -120,16 +121,9 @@ void Storages::own_alone(Slot& slot, bool copied) {
   if (slot.transfer) await_saved(slot);
   if (slot.share.leave_if_alone()) return;
   c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
-  if (slot.saved) own(slot.storage);  // the arena may free the bytes that others need
   if (copied) copy_bytes(slot.storage, fresh);
   slot.storage = std::move(fresh);
   slot.share.reset();
-}
-
-// Others may share what is mapped from the arena of this session, which frees it when this session
-// does not need it any more.
-void Storages::part(Slot& slot) {
-  if (slot.share && !slot.share.leave_if_alone()) own(slot.storage);
 }
 
 void Storages::note_content(Slot& slot, const ContentId& id, bool of_bytes) {
@@ -178,7 +172,6 @@ void Storages::replace(Slot& slot) {
     slot.charged = slot.bytes;
   }
   slot.transfer.reset();
-  part(slot);
   forget_saved(slot);
   if (++slot.changes > 1 && slot.charged >= kLargeBytes) rhythm_.changed_again();
   slot.storage = {};

@@ -11,6 +11,7 @@
 
 #include "worker/loop/clock.h"
 #include "worker/snapshot/copy_stream.h"
+#include "worker/state/mapped.h"
 
 namespace sing {
 
@@ -135,7 +136,6 @@ uint64_t Snapshots::adopt(int tables_fd) {
   state_.generators = Generators(state_.device);
   state_.events.clear();
   state_.pending.reset();
-  state_.storages.part_all();
   return fill(snapshot, state_.storages.take_all(), nullptr);
 }
 
@@ -186,6 +186,8 @@ void Snapshots::give_up_older() {
 FreeRanges Snapshots::free_ranges() const {
   std::vector<Extent> used;
   for (const Kept& kept : kept_) used.insert(used.end(), kept.extents.begin(), kept.extents.end());
+  const std::vector<Extent> mapped = arena_.mapped()->list();
+  used.insert(used.end(), mapped.begin(), mapped.end());
   return FreeRanges(std::move(used));
 }
 

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "oplog/mapping.h"
+#include "worker/state/mapped.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // since Linux 5.14
@@ -56,7 +57,9 @@ void write_file(int fd, uint64_t offset, std::span<const std::byte> bytes) {
   }
 }
 
-Arena::Arena(int fd) : file_(fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
+Arena::Arena(int fd)
+    : file_(fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0)),
+      mapped_(std::make_shared<MappedExtents>()) {
   if (file_.fd() < 0) throw std::runtime_error("a session without an arena");
 }
 

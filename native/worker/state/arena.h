@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -42,6 +43,8 @@ class File {
 void read_file(int fd, uint64_t offset, std::span<std::byte> into);
 void write_file(int fd, uint64_t offset, std::span<const std::byte> bytes);
 
+class MappedExtents;
+
 class Arena {
  public:
   // The caller keeps ownership of `fd`.
@@ -64,12 +67,15 @@ class Arena {
   // Maps the bytes from `offset` in place of what is mapped there, copy-on-write, so that writes
   // stay private. Returns false if the process has reached its limit of mappings.
   bool map(uint64_t offset, std::span<std::byte> place) const noexcept;
+  // What map_extent() has mapped; outlives the arena.
+  const std::shared_ptr<MappedExtents>& mapped() const noexcept { return mapped_; }
   // Returns the memory of a range to the system.
   void punch(uint64_t offset, uint64_t count);
 
  private:
   File file_;
   std::span<std::byte> view_;
+  const std::shared_ptr<MappedExtents> mapped_;
 };
 
 // The unused ranges of an arena.

@@ -54,49 +54,91 @@ void copy_by_threads(std::byte* to, const std::byte* from, uint64_t count) {
   std::memcpy(to, from, std::min(part, count));
 }
 
-struct Memory {
+}  // namespace
+
+struct MappedMemory {
   Mapping all;
-  uint64_t mapped;  // bytes from the start that are mapped from the arena
+  uint64_t mapped = 0;  // bytes from the start that are mapped from the arena
+  Extent extent;
+  std::shared_ptr<MappedExtents> others;  // of the same arena
   std::atomic<bool> owned{false};
 
-  static void free(void* memory) { delete static_cast<Memory*>(memory); }
+  ~MappedMemory() {
+    if (others) others->remove(*this);
+  }
+  static void free(void* memory) { delete static_cast<MappedMemory*>(memory); }
+  static MappedMemory* of(const c10::Storage& storage) noexcept {
+    return storage ? storage.data_ptr().cast_context<MappedMemory>(&free) : nullptr;
+  }
+  void own();
 };
 
-Memory* memory_of(const c10::Storage& storage) noexcept {
-  return storage ? storage.data_ptr().cast_context<Memory>(&Memory::free) : nullptr;
+void MappedExtents::add(MappedMemory& memory) {
+  const std::lock_guard lock(mutex_);
+  all_.insert(&memory);
 }
 
-}  // namespace
+void MappedExtents::remove(MappedMemory& memory) noexcept {
+  const std::lock_guard lock(mutex_);
+  all_.erase(&memory);
+}
+
+void MappedExtents::own(MappedMemory& memory) {
+  const std::lock_guard lock(mutex_);
+  if (all_.contains(&memory)) memory.own();
+  all_.erase(&memory);
+}
+
+void MappedExtents::own_all() {
+  const std::lock_guard lock(mutex_);
+  for (MappedMemory* each : all_) each->own();
+  all_.clear();
+}
+
+std::vector<Extent> MappedExtents::list() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Extent> found;
+  for (const MappedMemory* each : all_) found.push_back(each->extent);
+  return found;
+}
 
 std::optional<c10::DataPtr> map_extent(const Arena& arena, const Extent& extent, uint64_t bytes) {
   const uint64_t mapped = round_up(extent.count, kPageBytes);
-  auto memory = std::make_unique<Memory>();
+  auto memory = std::make_unique<MappedMemory>();
   memory->all = fresh_memory(round_up(bytes, kPageBytes));
   memory->mapped = mapped;
   if (!memory->all || !arena.map(extent.offset, {memory->all.data(), mapped})) return std::nullopt;
+  memory->extent = extent;
+  memory->others = arena.mapped();
+  memory->others->add(*memory);
   std::byte* const data = memory->all.data();
-  return c10::DataPtr(data, memory.release(), &Memory::free, c10::Device(c10::DeviceType::CPU));
+  return c10::DataPtr(data, memory.release(), &MappedMemory::free,
+                      c10::Device(c10::DeviceType::CPU));
 }
 
 bool is_mapped(const c10::Storage& storage) noexcept {
-  const Memory* memory = memory_of(storage);
+  const MappedMemory* memory = MappedMemory::of(storage);
   return memory != nullptr && !memory->owned.load(std::memory_order_relaxed);
 }
 
 void own(const c10::Storage& storage) {
-  Memory* const memory = memory_of(storage);
-  if (memory == nullptr || memory->owned.load(std::memory_order_relaxed)) return;
-  std::byte* const data = memory->all.data();
-  Mapping copy = fresh_memory(memory->mapped);
+  if (is_mapped(storage)) {
+    MappedMemory& memory = *MappedMemory::of(storage);
+    memory.others->own(memory);
+  }
+}
+
+void MappedMemory::own() {
+  Mapping copy = fresh_memory(mapped);
   if (!copy) throw std::bad_alloc();
-  copy_by_threads(copy.data(), data, memory->mapped);
+  copy_by_threads(copy.data(), all.data(), mapped);
   // Replaces the mapping in one step, huge pages included.
-  if (mremap(copy.data(), copy.size(), copy.size(), MREMAP_MAYMOVE | MREMAP_FIXED, data) ==
+  if (mremap(copy.data(), copy.size(), copy.size(), MREMAP_MAYMOVE | MREMAP_FIXED, all.data()) ==
       MAP_FAILED) {
     throw std::bad_alloc();
   }
   copy.release();
-  memory->owned.store(true, std::memory_order_relaxed);
+  owned.store(true, std::memory_order_relaxed);
 }
 
 void populate(std::span<std::byte> mapped) noexcept {

@@ -3,19 +3,40 @@
 // Note [Mapped]. On a software device, device memory and arena are both host memory: a storage that
 // is loaded need not be copied as long as it is only read. Its extent is mapped at its address,
 // privately, and before its bytes change it takes memory of its own at the same address. Until then
-// every snapshot refers to that extent again, so it is neither freed nor written.
+// the extent is in use: it is neither freed nor written.
 #pragma once
 
 #include <c10/core/Storage.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <span>
+#include <unordered_set>
+#include <vector>
 
 #include "worker/state/arena.h"
 
 namespace sing {
+
+struct MappedMemory;
+
+// The memory that is mapped from an arena, of any session. From any thread.
+class MappedExtents {
+ public:
+  void add(MappedMemory& memory);
+  // The memory ends.
+  void remove(MappedMemory& memory) noexcept;
+  // Gives it memory of its own, unless that is done already. Throws std::bad_alloc.
+  void own(MappedMemory& memory);
+  void own_all();
+  std::vector<Extent> list() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_set<MappedMemory*> all_;
+};
 
 // Returns memory for `bytes` that begins with the bytes of an extent; the bytes after them are
 // unspecified. None if the process has reached its limit of mappings: then they must be copied.

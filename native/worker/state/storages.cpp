@@ -64,9 +64,11 @@ Storages::Storages(c10::Device device, const Word<uint64_t>* granted, Replicas* 
       check_splicing_(check_splicing) {}
 
 Storages::~Storages() {
-  if (!replicas_) return;
-  part_all();
-  replicas_->leave(session_);
+  if (replicas_) replicas_->leave(session_);
+  held_.clear();
+  slots_.clear();
+  // What others share; another worker of the session may overwrite the arena from now on.
+  if (mapped_) mapped_->own_all();
 }
 
 Slot& Storages::at(uint32_t id) {
@@ -166,7 +168,6 @@ void Storages::sweep() noexcept {
 }
 
 void Storages::release(Slot& slot) noexcept {
-  part(slot);
   forget_saved(slot);
   if (slot.transfer && !slot.transfer->finished()) {
     if (slot.storage) {

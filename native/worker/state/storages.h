@@ -176,11 +176,6 @@ class Storages {
   void find_contents();
   // Makes versions of what was loaded and has a content.
   void enter_contents();
-  // Before a storage does without its bytes, or all of them do.
-  void part(Slot& slot);
-  void part_all() {
-    for (Slot& slot : slots_) part(slot);
-  }
   // Before the bytes of an operand change: they are no version any more. Its storage may be another
   // one afterwards.
   void prepare_change(Slot& slot);
@@ -218,6 +213,7 @@ class Storages {
   // Smaller ones are copied: mappings are limited, and one costs more than a small copy.
   void map_from(const Arena* arena, uint64_t bytes_min) {
     arena_ = arena;
+    mapped_ = arena->mapped();
     mapped_bytes_min_ = bytes_min;
   }
   // Takes memory for a live storage without any, to be loaded from `extent` by the transfer that
@@ -262,6 +258,7 @@ class Storages {
   c10::Device device_;
   c10::Allocator* allocator_;
   const Arena* arena_ = nullptr;
+  std::shared_ptr<MappedExtents> mapped_;  // of the arena
   uint64_t mapped_bytes_min_ = 0;
   const Word<uint64_t>* granted_;
   Replicas* replicas_;

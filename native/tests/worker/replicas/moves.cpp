@@ -60,6 +60,29 @@ struct Pair {
   Rank moved;
 };
 
+// Two ranks that share a storage that is mapped from the arena of the first one.
+struct MappedPair {
+  MappedPair() {
+    seat.each([&](Rank& rank) { tensors.push_back(rank.constant(1, kLarge)); });
+    for (int i = 0; i < 2; ++i) {
+      const Luggage luggage(seat[i], target);
+      prepare(seat[i], target, luggage);
+      if (i == 0) seat[i].host.commit(luggage.taken.position);
+      seat[i].host.take_over();
+    }
+    EXPECT_EQ(target.figures().bytes_shared, kLargeBytes);
+    EXPECT(mapped(0) && mapped(1));
+  }
+  bool mapped(int rank) {
+    const auto& slots = seat[rank].host.session().state().storages.slots();
+    return is_mapped(slots[tensors[rank].id].storage);
+  }
+
+  Replicas target;
+  Company seat{2, /*checks=*/false, /*mapped_bytes=*/4096};
+  std::vector<Tensor> tensors;
+};
+
 struct Model {
   std::vector<Tensor> tensors;
   explicit Model(Rank& rank)
@@ -130,18 +153,8 @@ TEST(what_is_mapped_from_the_arena_of_one_session_stays_for_others) {
       [](Rank&, const Tensor&) {},
   };
   for (const auto& end : ends) {
-    Replicas target;
-    Company seat(2, /*checks=*/false, /*mapped_bytes=*/4096);
-    std::vector<Tensor> tensors;
-    seat.each([&](Rank& rank) { tensors.push_back(rank.constant(1, kLarge)); });
-    for (int i = 0; i < 2; ++i) {
-      const Luggage luggage(seat[i], target);
-      prepare(seat[i], target, luggage);
-      if (i == 0) seat[i].host.commit(luggage.taken.position);
-      seat[i].host.take_over();
-    }
-    EXPECT_EQ(target.figures().bytes_shared, kLargeBytes);
-    EXPECT(is_mapped(seat[0].host.session().state().storages.slots()[tensors[0].id].storage));
+    MappedPair pair;
+    auto& [target, seat, tensors] = pair;
     end(seat[0], tensors[0]);
     seat[0].host.wait_consumed();
     for (int i = 0; i < 2; ++i) {  // its arena has room again for what it does not need
@@ -155,6 +168,30 @@ TEST(what_is_mapped_from_the_arena_of_one_session_stays_for_others) {
     Arena arena(seat[0].host.arena());
     arena.punch(0, arena.bytes());
     EXPECT_EQ(seat[1].value(tensors[1]), 1.0f);
+  }
+}
+
+TEST(what_is_mapped_from_the_arena_of_another_session_is_owned_before_it_changes) {
+  const std::vector<std::function<void(Rank&, const Tensor&)>> changes{
+      [](Rank& rank, const Tensor& tensor) { rank.scale({tensor}, 9); },
+      [](Rank& rank, const Tensor& tensor) {
+        const std::vector<float> part(100, 9);
+        Writer record = read_payload(tensor.id, 0, 400);
+        record.put_bytes(part.data(), 400);
+        rank.host.append(RecordKind::write, 0, record);
+      },
+      [](Rank& rank, const Tensor& tensor) {
+        const std::vector<float> other(kLarge, 9);
+        rank.host.write(tensor, other.data());
+      },
+  };
+  for (const auto& change : changes) {
+    MappedPair pair;
+    pair.seat[0].host.free(pair.tensors[0].id);
+    pair.seat[0].host.wait_consumed();
+    change(pair.seat[1], pair.tensors[1]);
+    EXPECT_EQ(pair.seat[1].host.values(pair.tensors[1])[0], 9.0f);
+    EXPECT(!pair.mapped(1));
   }
 }
 
