@@ -219,8 +219,9 @@ def report(found: Sequence[Standstill]) -> list[str]:
     """Return the figures as a table."""
     return [
         "A job of four ranks gives devices to other programs while it trains, and gets them back.",
-        "All parameters and all of the optimizer's state change in each step, so everything is",
-        "copied. The job stands still for as long as its longest step is longer than usual.",
+        "All parameters and all of the optimizer's state change in each step; what other ranks",
+        "hold where a rank moves is not copied. The job stands still for as long as its longest",
+        "step is longer than usual.",
         "",
         "| MiB of parameters and optimizer | devices | a step, ms | stands still, s |",
         "|---|---|---|---|",
