@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -97,14 +98,15 @@ def test_only_descriptors_that_cannot_make_us_wait_are_taken(
         monkeypatch.setattr(fd_validation, "_LOCAL", {"another"})
         assert is_harmless(file.fileno()) == (kind == "tmpfs")  # which is memory
     # One of them is bad, so all are closed.
+    file_of_memory = os.fstat(memory).st_ino
     with pytest.raises(ProtocolError, match="on no disk"):
         Guard(1).check([memory, reading])
     poll = select.poll()
     poll.register(writing, 0)
     assert poll.poll(120_000)  # no process reads from it any more
     os.close(writing)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(memory)
+    with contextlib.suppress(OSError):  # another thread may have opened a file of that number
+        assert os.fstat(memory).st_ino != file_of_memory
     os.close(process)
     ours.close()
     theirs.close()
