@@ -24,7 +24,6 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kernelproxy.agent.settings import AgentSettings
@@ -34,7 +33,7 @@ from kernelproxy.agent.state.shared_pages import MemoryRequest, SharedPages
 from kernelproxy.agent.supervisor.fdstore import PersistedSession
 from kernelproxy.agent.workers.crash_policy import CrashPolicy, Verdict
 from kernelproxy.agent.workers.seats import WorkerSource
-from kernelproxy.agent.workers.snapshot import Snapshot
+from kernelproxy.agent.workers.snapshot import Departure, Snapshot
 from kernelproxy.agent.workers.watchdog import Watchdog
 from kernelproxy.agent.workers.worker import Worker
 from kernelproxy.common.errors import InternalError, StoreError, WorkerError
@@ -55,28 +54,6 @@ T = TypeVar("T")
 #: Copy rate assumed until one was measured, on a copy of at least `MEASURED_BYTES_MIN`.
 COPY_BYTES_PER_SECOND = 1e9
 MEASURED_BYTES_MIN = 16 << 20
-
-
-@dataclass(frozen=True)
-class Departure:
-    """The files with which a session moves to a process of its job.
-
-    Parameters
-    ----------
-    contents : int
-        File of the contents of its storages; owned until `close`.
-    partial : Snapshot, optional
-        Without what the process has. None: the newest snapshot of the session has everything.
-    """
-
-    contents: int
-    partial: Snapshot | None = None
-
-    def close(self) -> None:
-        """Free its files."""
-        os.close(self.contents)
-        if self.partial is not None:
-            self.partial.close()
 
 
 class DeviceState(SharedPages):

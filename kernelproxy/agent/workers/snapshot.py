@@ -1,4 +1,4 @@
-"""A snapshot that a worker has taken."""
+"""A snapshot that a worker has taken, also to move to another process."""
 
 from __future__ import annotations
 
@@ -44,3 +44,25 @@ class Snapshot:
     def close(self) -> None:
         """Free its tables."""
         os.close(self.fd)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The files with which a session moves to a process of its job.
+
+    Parameters
+    ----------
+    contents : int
+        File of the contents of its storages; owned until `close`.
+    partial : Snapshot, optional
+        Without what the process has. None: the newest snapshot of the session has everything.
+    """
+
+    contents: int
+    partial: Snapshot | None = None
+
+    def close(self) -> None:
+        """Free its files."""
+        os.close(self.contents)
+        if self.partial is not None:
+            self.partial.close()
