@@ -83,6 +83,18 @@ struct MappedPair {
   std::vector<Tensor> tensors;
 };
 
+void overwrite_part(Rank& rank, const Tensor& tensor) {
+  const std::vector<float> part(100, 9);
+  Writer record = read_payload(tensor.id, 0, 400);
+  record.put_bytes(part.data(), 400);
+  rank.host.append(RecordKind::write, 0, record);
+}
+
+void overwrite(Rank& rank, const Tensor& tensor) {
+  const std::vector<float> other(kLarge, 9);
+  rank.host.write(tensor, other.data());
+}
+
 struct Model {
   std::vector<Tensor> tensors;
   explicit Model(Rank& rank)
@@ -139,17 +151,9 @@ TEST(what_is_mapped_from_the_arena_of_one_session_stays_for_others) {
   // What the first session does with its storage, after which its arena is emptied.
   const std::vector<std::function<void(Rank&, const Tensor&)>> ends{
       [](Rank& rank, const Tensor& tensor) { rank.scale({tensor}, 3); },
-      [](Rank& rank, const Tensor& tensor) {
-        const std::vector<float> part(100, 9);
-        Writer record = read_payload(tensor.id, 0, 400);
-        record.put_bytes(part.data(), 400);
-        rank.host.append(RecordKind::write, 0, record);
-      },
+      overwrite_part,
       [](Rank& rank, const Tensor& tensor) { rank.host.free(tensor.id); },
-      [](Rank& rank, const Tensor& tensor) {
-        const std::vector<float> other(kLarge, 9);
-        rank.host.write(tensor, other.data());
-      },
+      overwrite,
       [](Rank&, const Tensor&) {},
   };
   for (const auto& end : ends) {
@@ -174,16 +178,8 @@ TEST(what_is_mapped_from_the_arena_of_one_session_stays_for_others) {
 TEST(what_is_mapped_from_the_arena_of_another_session_is_owned_before_it_changes) {
   const std::vector<std::function<void(Rank&, const Tensor&)>> changes{
       [](Rank& rank, const Tensor& tensor) { rank.scale({tensor}, 9); },
-      [](Rank& rank, const Tensor& tensor) {
-        const std::vector<float> part(100, 9);
-        Writer record = read_payload(tensor.id, 0, 400);
-        record.put_bytes(part.data(), 400);
-        rank.host.append(RecordKind::write, 0, record);
-      },
-      [](Rank& rank, const Tensor& tensor) {
-        const std::vector<float> other(kLarge, 9);
-        rank.host.write(tensor, other.data());
-      },
+      overwrite_part,
+      overwrite,
   };
   for (const auto& change : changes) {
     MappedPair pair;
