@@ -46,8 +46,10 @@ constexpr Row kRows[] = {
     {.name = "aten::_convolution", .way = Way::client},
     {.name = "aten::scaled_dot_product_attention", .way = Way::client},
     {.name = "aten::group_norm", .way = Way::client},
-    {.name = "aten::lstm.input", .way = Way::client},
-    {.name = "aten::gru.input", .way = Way::client},
+    {.name = "aten::lstm.*", .way = Way::client},
+    {.name = "aten::gru.*", .way = Way::client},
+    {.name = "aten::rnn_tanh.*", .way = Way::client},
+    {.name = "aten::rnn_relu.*", .way = Way::client},
 
     // Composites of torch that are to stay composites. Software devices lack the backward operator.
     {.name = "aten::_fused_rms_norm", .way = Way::composite},

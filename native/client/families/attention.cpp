@@ -56,6 +56,8 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
                const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
                std::optional<double> scale, bool enable_gqa) {
   if (Session::get().software()) return kMath;
+  // Nested tensors have no geometry to ask about.
+  if (query.is_nested() || key.is_nested() || value.is_nested()) return kMath;
   const int64_t choice = ask_worker(query, key, value, mask, dropout, is_causal, scale, enable_gqa);
   // In the worker no operand requires gradients, so its choice does not consider training.
   const int64_t width = std::max(query.size(-1), value.size(-1));

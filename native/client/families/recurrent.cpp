@@ -13,6 +13,8 @@
 #include <ATen/ops/gru_native.h>
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/mkldnn_rnn_layer.h>
+#include <ATen/ops/rnn_relu_native.h>
+#include <ATen/ops/rnn_tanh_native.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
@@ -25,10 +27,12 @@ namespace sing::client {
 
 namespace {
 
+using Lstm = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using Rnn = std::tuple<at::Tensor, at::Tensor>;
+
 constexpr int64_t kLstm = 2;  // of ideep::rnn_kind
 // Values of cudnnRNNMode_t.
-constexpr int64_t kCudnnLstm = 2;
-constexpr int64_t kCudnnGru = 3;
+enum CudnnMode : int64_t { kCudnnRelu = 0, kCudnnTanh = 1, kCudnnLstm = 2, kCudnnGru = 3 };
 
 bool all_on_device(at::TensorList tensors) {
   return std::all_of(tensors.begin(), tensors.end(),
@@ -47,23 +51,46 @@ bool uses_onednn(const at::Tensor& input, at::TensorList state, at::TensorList w
          all_on_device(weights) && all_on_device(state);
 }
 
+// A network for cuDNN.
+struct Network {
+  CudnnMode mode;
+  const at::Tensor& input;
+  at::TensorList state;
+  at::TensorList weights;
+  bool has_biases;
+  int64_t layers;
+  double dropout;
+  bool train;
+  bool bidirectional;
+  bool batch_first = false;
+  at::Tensor batch_sizes = {};  // of packed sequences, on the host
+
+  bool is_packed() const { return batch_sizes.defined(); }
+};
+
 // The conditions of cudnn_is_acceptable() in ATen/native/cudnn; as above, invalid operands are left
 // to torch.
-bool uses_cudnn(const at::Tensor& input, at::TensorList state, size_t states,
-                at::TensorList weights, bool has_biases, int64_t layers, bool bidirectional) {
-  const auto dtype = input.scalar_type();
+bool uses_cudnn(const Network& net) {
+  const auto dtype = net.input.scalar_type();
+  const size_t states = net.mode == kCudnnLstm ? 2 : 1;
   if (Session::get().software() || !at::globalContext().userEnabledCuDNN() ||
-      state.size() != states ||
-      (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kHalf) || input.dim() != 3 ||
-      input.numel() == 0 || !all_on_device(weights) || !all_on_device(state)) {
+      net.state.size() != states ||
+      (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kHalf) ||
+      net.input.dim() != (net.is_packed() ? 2 : 3) || net.input.numel() == 0 ||
+      !all_on_device(net.weights) || !all_on_device(net.state)) {
     return false;
   }
-  for (const at::Tensor& each : state) {
+  if (net.is_packed() &&
+      (net.batch_sizes.dim() != 1 || net.batch_sizes.scalar_type() != at::kLong ||
+       !net.batch_sizes.is_cpu() || !net.batch_sizes.is_contiguous())) {
+    return false;
+  }
+  for (const at::Tensor& each : net.state) {
     if (each.dim() != 3 || each.scalar_type() != dtype) return false;
   }
-  const bool projected = states == 2 && state[0].size(2) != state[1].size(2);
-  const size_t cells = static_cast<size_t>(layers) * (bidirectional ? 2 : 1);
-  return weights.size() == cells * ((has_biases ? 4 : 2) + (projected ? 1 : 0));
+  const bool projected = states == 2 && net.state[0].size(2) != net.state[1].size(2);
+  const size_t cells = static_cast<size_t>(net.layers) * (net.bidirectional ? 2 : 1);
+  return net.weights.size() == cells * ((net.has_biases ? 4 : 2) + (projected ? 1 : 0));
 }
 
 std::mutex states_mutex;
@@ -94,48 +121,112 @@ at::Tensor dropout_state(const at::Tensor& input, double dropout, bool train) {
   return ((*states)[generation] = {seedings, fresh}).buffer;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn(int64_t mode, const at::Tensor& input,
-                                                     at::TensorList state, at::TensorList weights,
-                                                     bool has_biases, int64_t layers,
-                                                     double dropout, bool train, bool bidirectional,
-                                                     bool batch_first) {
-  const at::Tensor hx = state[0].contiguous();
+Lstm cudnn(const Network& net) {
+  const at::Tensor hx = net.state[0].contiguous();
   std::optional<at::Tensor> cx;
   int64_t width = hx.size(2), projected = 0;
-  if (state.size() == 2) {
-    cx = state[1].contiguous();
+  if (net.state.size() == 2) {
+    cx = net.state[1].contiguous();
     if (cx->size(2) != width) projected = std::exchange(width, cx->size(2));
   }
-  auto [output, hy, cy, reserve, buffer] =
-      at::_cudnn_rnn(input, weights, (has_biases ? 4 : 2) + (projected != 0 ? 1 : 0), std::nullopt,
-                     hx, cx, mode, width, projected, layers, batch_first, dropout, train,
-                     bidirectional, {}, dropout_state(input, dropout, train));
+  const at::IntArrayRef sizes = net.is_packed()
+                                    ? at::IntArrayRef(net.batch_sizes.data_ptr<int64_t>(),
+                                                      static_cast<size_t>(net.batch_sizes.numel()))
+                                    : at::IntArrayRef();
+  auto [output, hy, cy, reserve, buffer] = at::_cudnn_rnn(
+      net.input, net.weights, (net.has_biases ? 4 : 2) + (projected != 0 ? 1 : 0), std::nullopt, hx,
+      cx, net.mode, width, projected, net.layers, net.batch_first, net.dropout, net.train,
+      net.bidirectional, sizes, dropout_state(net.input, net.dropout, net.train));
   return {output, hy, cy};
 }
 
-}  // namespace
-
-std::tuple<at::Tensor, at::Tensor> gru(const at::Tensor& input, const at::Tensor& state,
-                                       at::TensorList weights, bool has_biases, int64_t layers,
-                                       double dropout, bool train, bool bidirectional,
-                                       bool batch_first) {
-  if (!uses_cudnn(input, state, 1, weights, has_biases, layers, bidirectional)) {
-    return at::native::gru(input, state, weights, has_biases, layers, dropout, train, bidirectional,
-                           batch_first);
-  }
-  auto [output, hy, none] = cudnn(kCudnnGru, input, state, weights, has_biases, layers, dropout,
-                                  train, bidirectional, batch_first);
+// Networks with one state: by cuDNN, or as `native` computes them.
+template <typename Native>
+Rnn with_one_state(CudnnMode mode, const at::Tensor& input, const at::Tensor& state,
+                   at::TensorList weights, bool has_biases, int64_t layers, double dropout,
+                   bool train, bool bidirectional, bool batch_first, const at::Tensor& batch_sizes,
+                   const Native& native) {
+  const Network net{mode,    input, state,         weights,     has_biases, layers,
+                    dropout, train, bidirectional, batch_first, batch_sizes};
+  if (!uses_cudnn(net)) return native();
+  auto [output, hy, none] = cudnn(net);
   return {output, hy};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at::TensorList state,
-                                                    at::TensorList weights, bool has_biases,
-                                                    int64_t layers, double dropout, bool train,
-                                                    bool bidirectional, bool batch_first) {
-  if (uses_cudnn(input, state, 2, weights, has_biases, layers, bidirectional)) {
-    return cudnn(kCudnnLstm, input, state, weights, has_biases, layers, dropout, train,
-                 bidirectional, batch_first);
-  }
+Rnn gru(const at::Tensor& input, const at::Tensor& state, at::TensorList weights, bool has_biases,
+        int64_t layers, double dropout, bool train, bool bidirectional, bool batch_first) {
+  return with_one_state(kCudnnGru, input, state, weights, has_biases, layers, dropout, train,
+                        bidirectional, batch_first, {}, [&] {
+                          return at::native::gru(input, state, weights, has_biases, layers, dropout,
+                                                 train, bidirectional, batch_first);
+                        });
+}
+
+Rnn gru_packed(const at::Tensor& data, const at::Tensor& batch_sizes, const at::Tensor& state,
+               at::TensorList weights, bool has_biases, int64_t layers, double dropout, bool train,
+               bool bidirectional) {
+  return with_one_state(kCudnnGru, data, state, weights, has_biases, layers, dropout, train,
+                        bidirectional, false, batch_sizes, [&] {
+                          return at::native::gru(data, batch_sizes, state, weights, has_biases,
+                                                 layers, dropout, train, bidirectional);
+                        });
+}
+
+Rnn rnn_tanh(const at::Tensor& input, const at::Tensor& state, at::TensorList weights,
+             bool has_biases, int64_t layers, double dropout, bool train, bool bidirectional,
+             bool batch_first) {
+  return with_one_state(kCudnnTanh, input, state, weights, has_biases, layers, dropout, train,
+                        bidirectional, batch_first, {}, [&] {
+                          return at::native::rnn_tanh(input, state, weights, has_biases, layers,
+                                                      dropout, train, bidirectional, batch_first);
+                        });
+}
+
+Rnn rnn_tanh_packed(const at::Tensor& data, const at::Tensor& batch_sizes, const at::Tensor& state,
+                    at::TensorList weights, bool has_biases, int64_t layers, double dropout,
+                    bool train, bool bidirectional) {
+  return with_one_state(kCudnnTanh, data, state, weights, has_biases, layers, dropout, train,
+                        bidirectional, false, batch_sizes, [&] {
+                          return at::native::rnn_tanh(data, batch_sizes, state, weights, has_biases,
+                                                      layers, dropout, train, bidirectional);
+                        });
+}
+
+Rnn rnn_relu(const at::Tensor& input, const at::Tensor& state, at::TensorList weights,
+             bool has_biases, int64_t layers, double dropout, bool train, bool bidirectional,
+             bool batch_first) {
+  return with_one_state(kCudnnRelu, input, state, weights, has_biases, layers, dropout, train,
+                        bidirectional, batch_first, {}, [&] {
+                          return at::native::rnn_relu(input, state, weights, has_biases, layers,
+                                                      dropout, train, bidirectional, batch_first);
+                        });
+}
+
+Rnn rnn_relu_packed(const at::Tensor& data, const at::Tensor& batch_sizes, const at::Tensor& state,
+                    at::TensorList weights, bool has_biases, int64_t layers, double dropout,
+                    bool train, bool bidirectional) {
+  return with_one_state(kCudnnRelu, data, state, weights, has_biases, layers, dropout, train,
+                        bidirectional, false, batch_sizes, [&] {
+                          return at::native::rnn_relu(data, batch_sizes, state, weights, has_biases,
+                                                      layers, dropout, train, bidirectional);
+                        });
+}
+
+Lstm lstm_packed(const at::Tensor& data, const at::Tensor& batch_sizes, at::TensorList state,
+                 at::TensorList weights, bool has_biases, int64_t layers, double dropout,
+                 bool train, bool bidirectional) {
+  const Network net{kCudnnLstm, data,  state,         weights, has_biases, layers,
+                    dropout,    train, bidirectional, false,   batch_sizes};
+  if (uses_cudnn(net)) return cudnn(net);
+  return at::native::lstm(data, batch_sizes, state, weights, has_biases, layers, dropout, train,
+                          bidirectional);
+}
+
+Lstm lstm(const at::Tensor& input, at::TensorList state, at::TensorList weights, bool has_biases,
+          int64_t layers, double dropout, bool train, bool bidirectional, bool batch_first) {
+  const Network net{kCudnnLstm, input,   state, weights,       has_biases,
+                    layers,     dropout, train, bidirectional, batch_first};
+  if (uses_cudnn(net)) return cudnn(net);
   if (!uses_onednn(input, state, weights, has_biases, layers, bidirectional)) {
     return at::native::lstm(input, state, weights, has_biases, layers, dropout, train,
                             bidirectional, batch_first);
@@ -171,6 +262,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
   }
   return {batch_first ? layer_input.transpose(0, 1) : layer_input, at::stack(last_hidden, 0),
           at::stack(last_memory, 0)};
+}
+
+}  // namespace
+
+void register_recurrent(torch::Library& kernels) {
+  kernels.impl("lstm.input", &lstm);
+  kernels.impl("lstm.data", &lstm_packed);
+  kernels.impl("gru.input", &gru);
+  kernels.impl("gru.data", &gru_packed);
+  kernels.impl("rnn_tanh.input", &rnn_tanh);
+  kernels.impl("rnn_tanh.data", &rnn_tanh_packed);
+  kernels.impl("rnn_relu.input", &rnn_relu);
+  kernels.impl("rnn_relu.data", &rnn_relu_packed);
 }
 
 }  // namespace sing::client

@@ -296,15 +296,13 @@ void register_kernels() {
   kernels->impl("is_pinned", &is_pinned);
   kernels->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
   kernels->impl("group_norm", &group_norm);
-  kernels->impl("lstm.input", &lstm);
-  kernels->impl("gru.input", &gru);
+  register_recurrent(*kernels);
   kernels->impl("convolution", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   kernels->impl("_convolution", &traced_convolution);
 
   autograd->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
   autograd->impl("group_norm", &group_norm);
-  autograd->impl("lstm.input", &lstm);
-  autograd->impl("gru.input", &gru);
+  register_recurrent(*autograd);
   register_attention_choice();
   register_sparse();
   register_nested();
