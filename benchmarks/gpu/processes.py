@@ -12,6 +12,7 @@ import tarfile
 import tempfile
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,13 +65,15 @@ class Suite:
         Directory for the results.
     seconds : float
         Time limit of the whole suite.
+    scale : float
+        Factor on the steps' time limits.
     """
 
-    def __init__(self, device: str, small: bool, out: Path, seconds: float) -> None:
+    def __init__(
+        self, device: str, small: bool, out: Path, seconds: float, scale: float = 1.0
+    ) -> None:
         self.gpu, self.small, self.out = device.startswith("cuda"), small, out
-        self.device = device
-        #: Factor on the steps' time limits, which are meant for a reference machine.
-        self.scale = max(1.0, seconds / 520)
+        self.device, self.scale = device, scale
         self.deadline = time.monotonic() + seconds
         self.step = ""
         self.limit = self.deadline
@@ -78,6 +81,8 @@ class Suite:
         #: What the steps print, and the daemons' logs: packed into one file of `out`.
         self.logs = self.scratch / "logs"
         self.logs.mkdir()
+        self._metadata = self.scratch / "metadata"
+        describe(self._metadata)
         self.transformers = has_module("transformers")
 
     def pack(self) -> None:
@@ -105,7 +110,8 @@ class Suite:
             if not name.startswith(("SING_", "JUPYTER_SING_")) or name == HOST_MEMORY.variable
         }
         threads = {} if self.gpu else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        return {**kept, "PYTHONPATH": str(ROOT), **threads, **variables}
+        path = os.pathsep.join((str(ROOT), str(self._metadata)))
+        return {**kept, "PYTHONPATH": path, **threads, **variables}
 
     def run(self, *command: str | Path, env: dict[str, str] | None = None, label: str = "") -> str:
         """Run a command within the step's time and return its output.
@@ -263,6 +269,22 @@ class GpuProcessSide:
 def tail_of(text: str, lines: int = 4) -> str:
     """Return the last lines of a text, joined into one."""
     return " / ".join(text.strip().splitlines()[-lines:])[-600:]
+
+
+def describe(directory: Path) -> None:
+    """Write the project's entry points where Python finds them, as it need not be installed.
+
+    Without them a daemon has no scheduler.
+    """
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    info = directory / f"{project['name']}-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+    lines: list[str] = []
+    for group, found in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in found.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 def _brief(command: Sequence[str | Path]) -> str:

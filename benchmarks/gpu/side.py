@@ -152,8 +152,11 @@ class GpuSide(Runner):
         """Return the seconds for moving a model of so many bytes to the device."""
         width = 4096 if bytes >= 1 << 28 else 256
         count = max(1, bytes // (width * width * 4))
-        with torch.device("cpu"):
+        with torch.device("meta"):  # initial values would take longer than the copy
             model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+        model.to_empty(device="cpu")
+        for weight in model.parameters():
+            weight.detach().fill_(1.0)
         begin = time.perf_counter()
         model.to(self.device)
         self._synchronize()

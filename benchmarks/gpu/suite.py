@@ -89,12 +89,13 @@ def main() -> int:
     options = parser.parse_args()
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    suite = Suite(options.device, options.small, out, options.seconds)
+    steps = [step for step in STEPS if not options.only or step[0] in options.only]
+    # Few steps have more time each.
+    scale = max(1.0, options.seconds / sum(seconds for _, seconds, _ in steps))
+    suite = Suite(options.device, options.small, out, options.seconds, scale)
     outcomes: list[StepResult] = []
     try:
-        for name, seconds, function in STEPS:
-            if options.only and name not in options.only:
-                continue
+        for name, seconds, function in steps:
             outcomes.append(attempt(suite, name, seconds, function))
             last = outcomes[-1]
             print(f"{last.state:>8} {last.seconds:5.0f} s  {last.step}: {last.text}", flush=True)

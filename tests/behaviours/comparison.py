@@ -66,7 +66,7 @@ def save(path: str, device: str, leave_out: Sequence[str]) -> None:
         try:
             found[name] = _on_host(_run(function, device))
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
+            found[name] = f"raised {type(error).__name__}: {error}"
     torch.save(found, path)
 
 
@@ -116,7 +116,7 @@ def _differences(
     The second one's tensors must be `on` that device.
     """
     if type(plain) is not type(proxied):
-        yield f"{where}: {type(plain).__name__} became {type(proxied).__name__}"
+        yield f"{where}: {_kind(plain)} became {_kind(proxied)}"
     elif isinstance(plain, torch.Tensor):
         found = _tensor_differences(plain, proxied, relative, on)
         yield from (f"{where}: {text}" for text in found)
@@ -135,6 +135,11 @@ def _differences(
             yield f"{where}: {plain!r} became {proxied!r}"
     elif plain != proxied:
         yield f"{where}: {plain!r} became {proxied!r}"
+
+
+def _kind(result: Any) -> str:
+    """Describe a result that should have another type; texts are often errors."""
+    return repr(result[:300]) if isinstance(result, str) else type(result).__name__
 
 
 def _tensor_differences(

@@ -6,12 +6,14 @@ import statistics
 from contextlib import AbstractContextManager
 from typing import Any
 
+from benchmarks.gpu.judging import need
 from benchmarks.gpu.processes import GpuProcessSide, Suite
 from benchmarks.sharing.turns import measure_turns, report
 
 
 def turns(suite: Suite) -> tuple[str, list[str], Any]:
     """Measure how equally two users share the device, and how long a cell of one waits."""
+    need("pydantic", "yaml")  # for a policy
     seconds, count = (3.0, 2) if suite.small else (8.0, 4)
     with suite.daemon(suite.devices()) as env:
 

@@ -12,7 +12,7 @@ from benchmarks.gpu.processes import FailedError, GpuProcessSide, LateError, Sui
 
 MIB = 1 << 20
 PROGRAMS = ("mlp", "cnn", "transformer", "lstm", "gru")
-TRANSFORMERS = ("gpt2", "llama", "bert", "gpt2 generation")
+TRANSFORMERS = ("gpt2", "gpt2 generation", "llama", "bert")
 SMALL_OPERATORS, SCALARS = 3000, 1000
 
 
