@@ -53,6 +53,19 @@ class Preempt:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareResize:
+    """A gang is likely to be resized to these devices soon: prepare what shortens that.
+
+    Not answered. The gang continues to execute, and may be resized otherwise, or not at all.
+    """
+
+    kind: ClassVar[str] = "prepare"
+    session: SessionId
+    devices: tuple[DeviceId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evict:
     """Take the memory of a session that holds no lease off the device.
 
@@ -123,7 +136,15 @@ class GuaranteeChanged:
 
 
 Decision: TypeAlias = (
-    Grant | Preempt | Evict | MigrateMemory | Pack | Unpack | Queued | GuaranteeChanged
+    Grant
+    | Preempt
+    | PrepareResize
+    | Evict
+    | MigrateMemory
+    | Pack
+    | Unpack
+    | Queued
+    | GuaranteeChanged
 )
 
 

@@ -190,6 +190,8 @@ class Gang:
     resize, given
         It stops only to continue on this many devices, and not on those that it has `given` to
         others; 0: it does not.
+    prepared
+        Devices to which it is likely to be resized, as the agent knows.
     places
         Where its memory is, as reported since its present lease was granted; None: as granted.
     cause, shrunk
@@ -202,6 +204,7 @@ class Gang:
     rank_memory: int
     resize: int = 0
     given: tuple[EngineDevice, ...] = ()
+    prepared: tuple[EngineDevice, ...] = ()
     places: dict[EngineDevice, int] | None = None
     cause: str = ""
     shrunk: bool = False

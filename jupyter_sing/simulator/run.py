@@ -21,6 +21,7 @@ from jupyter_sing.scheduler.decisions import (
     MigrateMemory,
     Pack,
     Preempt,
+    PrepareResize,
     Queued,
     Unpack,
 )
@@ -182,7 +183,7 @@ class Simulation:
                 raise SimulationError(f"No session here may be packed: {decision.reason}")
             case Queued():
                 self._reasons[decision.session] = decision.reason
-            case GuaranteeChanged():
+            case GuaranteeChanged() | PrepareResize():
                 pass
 
     # The life of a session.

@@ -128,6 +128,9 @@ class Actions(Protocol):
     def migrate(self, session: str, source: str, target: str) -> None:
         """Migrate a session without a lease to another device: `moved`, or `stayed`."""
 
+    def prepare(self, session: str, device: str) -> None:
+        """Prepare a session for a migration to a device that is expected soon: not answered."""
+
     def explain(self, session: str, reason: str) -> None:
         """Set the user-facing sentence that explains why a session waits."""
 

@@ -34,6 +34,7 @@ from kernelproxy.common.protocol import (
     Observed,
     Open,
     Opened,
+    Preallocate,
     Quiesced,
     Replay,
     RoomMade,
@@ -165,6 +166,8 @@ class WorkerSession:
             # In another thread, so that this one continues to receive commands.
             given = (order, fds)
             threading.Thread(target=self._take_snapshot, args=given, daemon=True).start()
+        elif isinstance(order, Preallocate):
+            threading.Thread(target=self._preallocate, daemon=True).start()
         else:
             send_message(self._control, self._obey(order, fds))
             for fd in fds:
@@ -212,6 +215,11 @@ class WorkerSession:
         self._send(answer, made)
         for each in made:
             os.close(each)
+
+    def _preallocate(self) -> None:
+        """Take memory of the arena for the next snapshot."""
+        failed = self._library.sing_worker_preallocate(self._number)
+        self._send(Error(error(self._library), "failed") if failed else Done())
 
     def _set_lease(self, order: Lease) -> None:
         """Grant or revoke the lease. A revocation that may wait runs in another thread."""

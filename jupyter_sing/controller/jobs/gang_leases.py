@@ -8,10 +8,11 @@ worker dies, while the gang has its devices gets its next lease at once, without
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from jupyter_sing.controller.decision_runner import DecisionRunner
-from jupyter_sing.controller.jobs.job import GangJob, JobLease, JobState, seating
+from jupyter_sing.controller.jobs.job import GangJob, JobLease, JobState, first_to_move, seating
 from jupyter_sing.controller.session_entry import SessionEntry
 from jupyter_sing.controller.time_to_gpu import TimeToGpu
 from jupyter_sing.scheduler import events
@@ -21,6 +22,7 @@ from jupyter_sing.scheduler.decisions import (
     Grant,
     GuaranteeChanged,
     Preempt,
+    PrepareResize,
     Queued,
 )
 from jupyter_sing.scheduler.engine import Engine
@@ -205,14 +207,13 @@ class GangLeases:
             self._finish(job)
 
     def _over(self, job: GangJob, lease: JobLease, *, wants: bool) -> None:
-        now = self._clock()
         self.locate(job)
         if job.state is JobState.PARTING:
             self.parted(job)
         elif lease.refusal is not None:
-            self._send(events.GrantRefused(now, job.id, lease.token, lease.refusal))
+            self._send(events.GrantRefused(self._clock(), job.id, lease.token, lease.refusal))
         elif wants:
-            self._send(events.Released(now, job.id, lease.token))
+            self._send(events.Released(self._clock(), job.id, lease.token))
         if not wants and job.state is JobState.TOGETHER:
             self._finish(job)
 
@@ -222,18 +223,14 @@ class GangLeases:
         self._send(events.CellFinished(self._clock(), job.id))
 
     def _resident(self, job: GangJob, device: str) -> list[str]:
-        known = [self._sessions[each] for each in job.ranks]
-        return [e.terms.session for e in known if e.resident and e.device == device]
+        return [each for each, there in self._where(job).items() if there == device]
 
     def locate(self, job: GangJob) -> None:
         """Tell the engine where the memory of the ranks is, if that has changed."""
         if job.state is not JobState.TOGETHER:
             return
-        size, count = self.rank_memory(job), dict[str, int]()
-        for each in job.ranks:
-            if (known := self._sessions[each]).resident:
-                count[known.device] = count.get(known.device, 0) + 1
-        places = tuple(sorted((device, size * number) for device, number in count.items()))
+        size, ranks = self.rank_memory(job), Counter(self._where(job).values())
+        places = tuple(sorted((device, size * count) for device, count in ranks.items()))
         if places != job.places:
             job.places = places
             self._send(events.Located(self._clock(), job.id, places))
@@ -249,6 +246,9 @@ class GangLeases:
                 self._grant(job, decision)
             case Preempt():
                 self._preempt(job, decision)
+            case PrepareResize(_, devices):
+                for each, device in first_to_move(job, devices, self._where(job)):
+                    self._runner.actions.prepare(each, device)
             case Evict(_, device, to):
                 where = "host memory" if to == "host" else to
                 there = self._resident(job, device)
@@ -280,15 +280,13 @@ class GangLeases:
                     self._runner.note(each, kind, outlook.reason)
 
     def _grant(self, job: GangJob, grant: Grant) -> None:
-        known = {each: self._sessions[each] for each in job.ranks}
-        where = {each: entry.device for each, entry in known.items() if entry.resident}
-        devices = seating(job.ranks, job.size, grant.devices, where)
+        devices = seating(job.ranks, job.size, grant.devices, self._where(job))
         lease = job.lease = JobLease(grant.token, devices)
         job.places = None  # the engine counts all ranks there, until it is notified
         text = self._runner.named(self.engine.job_text(job.id) or "", job.leader)
         for each in list(job.ranks):
             self._runner.actions.describe(each, f"{text}.")
-            if each in job.ranks and job.lease is lease and known[each].wants:
+            if each in job.ranks and job.lease is lease and self._sessions[each].wants:
                 why = f"It may use {device_name(job.seat(each))} for {grant.quantum:g} s. {text}."
                 self._runner.note(each, grant.kind, why)
                 self._give(job, each, grant.token)
@@ -305,8 +303,8 @@ class GangLeases:
         lease = job.lease
         if lease is None or lease.token != decision.token:
             return
-        why = self._runner.named(decision.reason, job.leader)
-        kind, text = decision.kind, f"Its turn ends: {why}."
+        kind, why = decision.kind, self._runner.named(decision.reason, job.leader)
+        text = f"Its turn ends: {why}."
         if decision.resize:
             kind = "shrink" if decision.resize < len(lease.devices) else "grow"
             text = f"{why}."
@@ -315,6 +313,11 @@ class GangLeases:
             if decision.resize:
                 self._runner.actions.explain(each, text)
         self.stop(job, lease, decision.at_nadir_within)
+
+    def _where(self, job: GangJob) -> dict[str, str]:
+        """Return the device of each rank that is resident."""
+        known = ((each, self._sessions[each]) for each in job.ranks)
+        return {each: entry.device for each, entry in known if entry.resident}
 
     def stop(self, job: GangJob, lease: JobLease, within: float = 0.0) -> None:
         """Stop all ranks; a gang that is being stopped already is not stopped again."""

@@ -96,7 +96,10 @@ class GangJob:
     def seat(self, session: str) -> str:
         """Return the device of a rank while the job has a lease."""
         assert self.lease is not None
-        devices = self.lease.devices
+        return self.seat_among(session, self.lease.devices)
+
+    def seat_among(self, session: str, devices: Sequence[str]) -> str:
+        """Return the device of a rank among those of all intervals of ranks, in their order."""
         place = seat_of(self.ranks[session], self.size, len(devices))
         return devices[min(place, len(devices) - 1)]
 
@@ -144,3 +147,20 @@ def seating(
         if place not in found and devices[order] not in found.values():
             found[place] = devices[order]
     return [found[place] for place in range(len(devices))]
+
+
+def first_to_move(
+    job: GangJob, devices: Sequence[str], where: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Return the ranks that a resize would bring first to devices without a rank, and these.
+
+    Those that follow them there can share what they have. `where`: see `seating`.
+    """
+    seats = seating(job.ranks, job.size, devices, where)
+    reached, found = set(where.values()), list[tuple[str, str]]()
+    for each in job.ranks:
+        device = job.seat_among(each, seats)
+        if device not in reached:
+            reached.add(device)
+            found.append((each, device))
+    return found

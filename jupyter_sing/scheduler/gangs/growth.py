@@ -16,6 +16,10 @@ from jupyter_sing.scheduler.queue.placement import Placement
 from jupyter_sing.scheduler.queue.timers import Timers
 from jupyter_sing.scheduler.state import EngineDevice, EngineSession, Gang, Phase
 
+#: A growth is announced so many seconds before, and for each rank's memory at such a rate.
+PREPARE_SECONDS = 2.0
+PREPARE_BYTES_PER_SECOND = 1e8
+
 
 class Growth:
     """Lets gangs grow. Only gangs cost time here."""
@@ -66,16 +70,32 @@ class Growth:
             return
         size, more = found
         at = max(session.lease.protected_until, *(self._idle[each] + pause for each in more))
+        reason = grow_text(gang.ranks, session.gpus, size, pause)
         if at > now:
-            if not now < self._tick <= at:
-                self._tick = at
-                self._timers.request_tick(at)
+            prepares = at - PREPARE_SECONDS - gang.rank_memory / PREPARE_BYTES_PER_SECOND
+            if prepares <= now:
+                self._issued.prepare(session, (*session.lease.devices, *more), reason)
+            self._wake(at if prepares <= now else prepares, now)
             return
         self._running.remove(session)
         for device in more:
             del self._idle[device]
-        reason = grow_text(gang.ranks, session.gpus, size, pause)
-        self._issued.resize(session, size, reason, now)
+        self._issued.resize(session, size, reason, now, self._nadir(session))
+
+    def _nadir(self, session: EngineSession) -> float:
+        """Return the seconds that a gang may take to reach the memory nadir of its step.
+
+        No session waits for its growth. Less has to be moved there, and its ranks have finished
+        equal parts of their step.
+        """
+        seconds = session.usage.step_seconds
+        return seconds if seconds and seconds <= self._timers.settings.nadir_wait else 0.0
+
+    def _wake(self, at: float, now: float) -> None:
+        """Request a tick for this time, unless there is an earlier one."""
+        if not now < self._tick <= at:
+            self._tick = at
+            self._timers.request_tick(at)
 
     def _larger(
         self, session: EngineSession, gang: Gang, now: float

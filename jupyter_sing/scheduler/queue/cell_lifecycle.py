@@ -99,7 +99,7 @@ class CellLifecycle:
         self._running.remove(session)
         self._packing.withdraw(session)
         if session.gang is not None:
-            session.gang.resize, session.gang.given = 0, ()
+            session.gang.resize, session.gang.given, session.gang.prepared = 0, (), ()
         pack = self._packing.packs.get(session)
         if pack is not None:
             self._packing.part(pack, now, failed=False)

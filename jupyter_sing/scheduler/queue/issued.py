@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jupyter_sing.scheduler.decisions import Decision, Preempt
-from jupyter_sing.scheduler.state import EngineSession, Phase
+from jupyter_sing.scheduler.decisions import Decision, Preempt, PrepareResize
+from jupyter_sing.scheduler.state import EngineDevice, EngineSession, Phase
 
 
 class IssuedDecisions:
@@ -35,11 +35,22 @@ class IssuedDecisions:
         self.preemptions += 1
         self._stop(session, reason, now, nadir, 0)
 
-    def resize(self, session: EngineSession, devices: int, reason: str, now: float) -> None:
+    def resize(
+        self, session: EngineSession, devices: int, reason: str, now: float, nadir: float = 0.0
+    ) -> None:
         """Request the end of a lease that the gang continues at once on this many devices."""
         assert session.gang is not None
         session.gang.resize = devices
-        self._stop(session, reason, now, 0.0, devices)
+        self._stop(session, reason, now, nadir, devices)
+
+    def prepare(
+        self, session: EngineSession, devices: tuple[EngineDevice, ...], reason: str
+    ) -> None:
+        """Announce that a gang is likely to be resized to these devices; idempotent."""
+        assert session.gang is not None
+        if session.gang.prepared != devices:
+            session.gang.prepared = devices
+            self.append(PrepareResize(session.id, tuple(each.id for each in devices), reason))
 
     def _stop(
         self, session: EngineSession, reason: str, now: float, nadir: float, resize: int

@@ -118,6 +118,15 @@ class SchedulerActions:
 
         await session.commands.migrate(self._allocators[target], check)
 
+    def prepare(self, session: str, device: str) -> None:
+        """See `Actions`."""
+        if found := self._sessions.get(session):
+            failed = functools.partial(log.info, "Session %s is not prepared: %s", session)
+            self._begin(self._prepare(found, device), failed)
+
+    async def _prepare(self, session: Session, device: str) -> None:
+        await session.commands.prepare(self._allocators[device])
+
     def explain(self, session: str, reason: str) -> None:
         """See `Actions`."""
         found = self._sessions.get(session)

@@ -176,6 +176,17 @@ class Commands:
             core.request_reconcile()
         return self._describe()
 
+    async def prepare(self, allocator: DeviceAllocator) -> SessionView:
+        """Prepare a migration that is expected soon, while it continues to work."""
+        return await self._as_command(self._prepare(allocator))
+
+    async def _prepare(self, allocator: DeviceAllocator) -> SessionView:
+        async with self._locked():
+            self._core.check_usable()
+            await self._migrator.prepare(allocator)
+            self._core.request_reconcile()
+        return self._describe()
+
     async def _as_command(self, work: Coroutine[None, None, SessionView]) -> SessionView:
         """Run a command. If the session closes, the command ends.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from kernelproxy.agent.devices.device_allocator import DeviceAllocator, GrantAnswer
@@ -16,6 +17,8 @@ from kernelproxy.agent.state.migration import Migration, migrate
 from kernelproxy.common.errors import ControlError, WorkerError
 from kernelproxy.common.readable import device_name
 from kernelproxy.common.units import bytes_text
+
+log = logging.getLogger(__name__)
 
 
 class Migrator:
@@ -58,6 +61,15 @@ class Migrator:
         else:
             await self._move_to(allocator, check)
         core.happened("migrated", moved)
+
+    async def prepare(self, allocator: DeviceAllocator) -> None:
+        """Shorten a migration to a device that is expected soon; it continues to execute.
+
+        Raises WorkerError.
+        """
+        if allocator is not self._core.allocator:
+            await self._memory.run_granting(self._state.preallocate())
+            log.info("Session %s is prepared to move to %s", self._core.id, allocator.device.id)
 
     async def _move_to(self, allocator: DeviceAllocator, check: Callable[[], None]) -> None:
         """Migrate its worker's state to a device, or leave it where it was."""

@@ -371,6 +371,14 @@ class DeviceState(SharedPages):
             close_all(fds)
         worker.guard(lambda: self.worker is worker and self.leased and not self.drained)
 
+    async def preallocate(self) -> None:
+        """Take the memory for a snapshot, until `expedite`, while the worker executes.
+
+        Raises WorkerError as `save`.
+        """
+        if self.worker is not None:
+            await self.worker.preallocate()
+
     def may_depart(self, device: Device) -> bool:
         """True if `depart` may be called to move to a device.
 

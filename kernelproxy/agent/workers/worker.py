@@ -42,6 +42,7 @@ from kernelproxy.common.protocol import (
     Observed,
     Open,
     Opened,
+    Preallocate,
     Quiesced,
     Replay,
     RoomMade,
@@ -297,6 +298,10 @@ class Worker(WorkerProcess):
     async def trim(self, seconds: float) -> None:
         """Free the memory that no snapshot since `retained` needs; raises as `open`."""
         await self._order(Trim(), Done, seconds)
+
+    async def preallocate(self) -> None:
+        """Take the memory that its next snapshot needs, until `expedite`; raises as `open`."""
+        await self._order(Preallocate(), Done, None)
 
     async def adopt(self, snapshot: Snapshot, seconds: float) -> None:
         """Make a prepared worker load a newer snapshot; raises as `open`."""

@@ -333,6 +333,14 @@ class Trim(Message, kind="Trim"):
 
 
 @dataclass(frozen=True)
+class Preallocate(Message, kind="Preallocate"):
+    """Take the memory that the next snapshot needs, while the log is executed.
+
+    Ends early at `Hurry`. Answered by `Done` or `Error`.
+    """
+
+
+@dataclass(frozen=True)
 class Adopt(Message, kind="Adopt"):
     """Command to a prepared worker: switch to a newer snapshot, whose tables come with this.
 

@@ -269,6 +269,13 @@ int sing_worker_trim(int session) {
   });
 }
 
+int sing_worker_preallocate(int session) {
+  return guarded([&] {
+    opened(session)->preallocate();
+    return 0;
+  });
+}
+
 int sing_worker_adopt(int session, int snapshot) {
   return guarded([&] {
     opened(session)->adopt(snapshot);

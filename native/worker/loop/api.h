@@ -120,6 +120,10 @@ int sing_worker_snapshot(int session, int manner, void (*frozen)(void), int know
 void sing_worker_hurry(int session);
 // Frees the memory of snapshots before AgentPage::retained.
 int sing_worker_trim(int session);
+// Gives the arena the memory that the next snapshot needs; execution continues. Ends early at
+// sing_worker_hurry(). Not together with the functions above. In a thread of its own, which has low
+// priority afterwards.
+int sing_worker_preallocate(int session);
 // Opens the gate and returns when everything below `until` was executed.
 int sing_worker_replay(int session, uint64_t until);
 // For a prepared worker: adopts a newer snapshot of its session.

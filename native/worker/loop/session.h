@@ -87,6 +87,7 @@ class Session {
   Taken snapshot(Manner manner, const std::function<void()>& frozen = {},
                  const KnownContents* known = nullptr);
   void trim() { snapshots_.trim(); }
+  void preallocate() { snapshots_.preallocate(); }
   // For a prepared session: adopts a newer snapshot.
   void adopt(int snapshot_fd);
 

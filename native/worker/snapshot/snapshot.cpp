@@ -1,6 +1,7 @@
 #include "worker/snapshot/snapshot.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <optional>
@@ -23,6 +24,9 @@ constexpr unsigned kThreadsMax = 8;
 constexpr unsigned kFileWritersMax = 3;
 // Storages up to this size are loaded first: many operators need only these.
 constexpr uint64_t kSmallBytes = 1 << 20;
+constexpr int kPreallocationNice = 10;
+// After so many bytes a preallocation can end.
+constexpr uint64_t kPieceBytes = 4 << 20;
 // Number of bits for versions that one worker may give to extents; those of the next worker are
 // higher.
 constexpr int kVersionBits = 40;
@@ -198,8 +202,33 @@ void Snapshots::give_back(const FreeRanges& free) {
 }
 
 void Snapshots::trim() {
+  preallocated_ = false;
   give_up_older();
   give_back(free_ranges());
+}
+
+void Snapshots::preallocate() {
+  hurried_ = false;
+  preallocated_ = true;
+  give_up_older();
+  FreeRanges free = free_ranges();
+  std::vector<Extent> needed;
+  orders_.while_parked([&] {
+    for (const Slot& slot : state_.storages.slots()) {
+      if (slot.saved || saved_bytes(slot) < kInlineBytes) continue;
+      needed.push_back({free.take(slot.filled), slot.filled, 0});
+    }
+  });
+  arena_.grow(free.end());
+  // Compute threads and clients need the cores first. In Linux this is for the calling thread,
+  // which ends when it has returned.
+  setpriority(PRIO_PROCESS, 0, kPreallocationNice);
+  for (const Extent& extent : needed) {
+    for (uint64_t done = 0; done < extent.count; done += kPieceBytes) {
+      if (hurried_.exchange(false) || orders_.ended()) return;
+      arena_.fill(extent.offset + done, std::min(kPieceBytes, extent.count - done));
+    }
+  }
 }
 
 // ---------------------------------------------------------------- taking
@@ -291,7 +320,11 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   }
   kept_.push_back(Kept::of(making.snapshot));
   // A stop for a snapshot is urgent: trim later.
-  if (!stop) give_back(making.free);
+  if (stop) {
+    preallocated_ = false;
+  } else if (!preallocated_) {
+    give_back(making.free);
+  }
   taken.position = making.snapshot.header.position;
   taken.bytes = making.snapshot.header.state_bytes;
   taken.copied = making.copied;

@@ -68,6 +68,9 @@ class Snapshots {
              const std::function<void()>& frozen, const KnownContents* known = nullptr);
   // Frees the memory that no snapshot needs.
   void trim();
+  // Gives the arena the memory that the next snapshot needs, so that one which must be fast finds
+  // it there. Ends early at hurry(). In a thread of its own, which has low priority afterwards.
+  void preallocate();
 
   // --- any thread ---
   void hurry();
@@ -103,6 +106,8 @@ class Snapshots {
   std::vector<Kept> kept_;
   bool moved_ = false;  // it has started from what another process of the job has saved
   bool partial_ = false;
+  bool preallocated_ =
+      false;  // memory that is free in the arena is for a snapshot that is expected
   std::atomic<bool> hurried_{false};
   Transfers loads_;
   Transfers saves_;

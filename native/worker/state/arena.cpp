@@ -83,6 +83,14 @@ void Arena::write(uint64_t offset, std::span<const std::byte> bytes) {
   }
 }
 
+void Arena::fill(uint64_t offset, uint64_t count) {
+  static const std::vector<std::byte> zeros(1 << 20);
+  for (uint64_t done = 0; done < count; done += zeros.size()) {
+    const uint64_t piece = std::min<uint64_t>(zeros.size(), count - done);
+    write_file(file_.fd(), offset + done, std::span(zeros).first(piece));
+  }
+}
+
 void Arena::open_view() {
   close_view();
   const size_t count = bytes();

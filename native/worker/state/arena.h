@@ -59,6 +59,8 @@ class Arena {
   void read(uint64_t offset, std::span<std::byte> into) const;
   // From any thread.
   void write(uint64_t offset, std::span<const std::byte> bytes);
+  // Writes zeros, so that the file has memory there.
+  void fill(uint64_t offset, uint64_t count);
   // Maps the file for write() until close_view(), while no thread writes. Threads that write to
   // the file itself take turns in the kernel (it locks the file), those that write to memory do
   // not.

@@ -57,6 +57,7 @@ from kernelproxy.common.protocol import (
     Observed,
     Open,
     Opened,
+    Preallocate,
     Quiesced,
     Replay,
     RoomMade,
@@ -289,7 +290,7 @@ class ToyWorker:
                     self.open_gate(True)
                     while self.at < order.until:
                         time.sleep(0.001)
-                if isinstance(order, Gate | Adopt | Trim | Replay):
+                if isinstance(order, Gate | Adopt | Preallocate | Trim | Replay):
                     send_message(self.control, Done())
                 elif isinstance(order, End):
                     self.ending = True

@@ -15,6 +15,7 @@ from jupyter_sing.scheduler.decisions import (
     MigrateMemory,
     Pack,
     Preempt,
+    PrepareResize,
     Queued,
     Unpack,
 )
@@ -171,7 +172,7 @@ class FakeController:
         elif isinstance(decision, Unpack):
             del self.packs[decision.device]
         else:
-            assert isinstance(decision, Queued | GuaranteeChanged)
+            assert isinstance(decision, Queued | GuaranteeChanged | PrepareResize)
 
     def _grant(self, grant: Grant) -> None:
         notebook = self.notebooks[grant.session]

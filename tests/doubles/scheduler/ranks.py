@@ -71,6 +71,7 @@ class AgentDouble:
         self.sessions: dict[str, AgentSession] = {}
         self.fails: Callable[[str, str], bool] = lambda action, session: False
         self.failed: set[str] = set()
+        self.prepared: list[tuple[str, str]] = []
         self.begin()
 
     def begin(self) -> None:
@@ -204,6 +205,9 @@ class AgentDouble:
             found.token = None  # the grant is refused
         else:
             self._later(act, session)
+
+    def prepare(self, session: str, device: str) -> None:
+        self.prepared.append((session, device))
 
     def evict(self, session: str, device: str, reason: str) -> None:
         def act(each: AgentSession) -> None:

@@ -59,7 +59,9 @@ class Resizes:
 @contextlib.contextmanager
 def resizing(seed: int, directory: Path) -> Iterator[tuple[Resizes, Path]]:
     """Yield `Resizes`, and the pipe of the training's pace."""
-    (policy := directory / "policy.yaml").write_text("jobs: {grow_after: 0 s}\n")
+    # Growth comes without notice, or is prepared.
+    pause = "1 s" if seed % 2 else "0 s"
+    (policy := directory / "policy.yaml").write_text(f"jobs: {{grow_after: {pause}}}\n")
     os.mkfifo(pipe := directory / "pace")
     pace = os.open(pipe, os.O_RDWR)
     try:

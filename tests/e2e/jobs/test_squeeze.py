@@ -78,7 +78,9 @@ def decisions(session: str) -> list[tuple[str, str]]:
     return [(each["kind"], each["reason"]) for each in said["decisions"]]
 
 
-def test_a_premium_user_squeezes_a_job_onto_one_device_and_gives_it_back(tmp_path: Path) -> None:
+def test_a_premium_user_squeezes_a_job_onto_one_device_and_gives_it_back(
+    tmp_path: Path, runtime_dir: Path
+) -> None:
     undisturbed = train()
     enough = tmp_path / "enough"
     with ThreadPoolExecutor() as threads:
@@ -97,4 +99,5 @@ def test_a_premium_user_squeezes_a_job_onto_one_device_and_gives_it_back(tmp_pat
         wait_until(lambda: ranks_on(2, ON_TWO), SECONDS_MAX)
         told = [(kind, text) for kind, text in decisions(ranks[0]) if kind in ("shrink", "grow")]
         assert told == [("shrink", SHRINKS), ("grow", GROWS)]
+        assert "is prepared to move" in next(runtime_dir.rglob("agent.log")).read_text()
         assert job.result() == undisturbed

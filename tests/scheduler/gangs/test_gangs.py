@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jupyter_sing.scheduler import events
-from jupyter_sing.scheduler.decisions import Grant, Preempt
+from jupyter_sing.scheduler.decisions import Grant, Preempt, PrepareResize
 from jupyter_sing.scheduler.engine import Engine
+from jupyter_sing.scheduler.gangs.growth import PREPARE_BYTES_PER_SECOND, PREPARE_SECONDS
 from jupyter_sing.scheduler.gangs.ranks import per_device, seat_of, sizes
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
 from jupyter_sing.scheduler.hived.leases import HivedGuarantees
@@ -213,6 +214,22 @@ def test_a_gang_grows_after_a_device_was_idle(grow_after: float) -> None:
     host.run_until(host.now + 0.5)
     assert held(host) == 2
     assert host.engine.job_text("job") == "Job of 4 ranks runs on 2 devices"
+
+
+def test_growth_is_announced_once_shortly_before() -> None:
+    host = machine(2, settings=EngineSettings(grow_after=60.0))
+    job(host, user="bob")
+    host.submit("job", 1000.0)
+    host.run_until(5.0)
+    host.open("quick", GB, user="alice")
+    host.submit("quick", 10.0)
+    host.run_until(150.0)
+    ((at, decision),) = [(at, d) for at, d in host.decided if isinstance(d, PrepareResize)]
+    grown, size, reason = resizes(host)[-1]
+    assert grown - at == pytest.approx(PREPARE_SECONDS + GB / PREPARE_BYTES_PER_SECOND)
+    assert (decision.session, decision.reason) == ("job", reason)
+    assert sorted(decision.devices) == sorted(grants(host)[-1].devices)
+    assert len(decision.devices) == size == 2
 
 
 def test_a_policy_says_after_how_long_gangs_grow() -> None:

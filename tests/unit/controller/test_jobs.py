@@ -187,6 +187,8 @@ async def test_a_job_shrinks_for_a_premium_cell_and_grows_again(agent: AgentDoub
     agent.rest(ALICE)
     await asyncio.sleep(29.0)
     assert agent.where(*RANKS) == ["cpu:0"] * 4
+    # The second rank that moves there can share what the first one has.
+    assert agent.prepared == [(RANKS[2], "cpu:1")]
     await asyncio.sleep(2.0)
     assert sorted(agent.where(*RANKS)) == ["cpu:0"] * 2 + ["cpu:1"] * 2
     grown = "Job of 4 ranks grows from 1 device to 2: a device has been idle for 30 s."

@@ -33,6 +33,7 @@ class Fake:
 
     def __init__(self, arbiter: ArbiterRecorder, error: Exception | None) -> None:
         self.id, self.error, self.closing = "s", error, False
+        self.prepared = ""
         device = SimpleNamespace(id=HERE, memory_total=1)
         self.allocator = SimpleNamespace(device=device, tenants={})
         self.core = self.tenant = self
@@ -48,7 +49,7 @@ class Fake:
         )
         self.looks = 0
         self.lock = asyncio.Lock()
-        self.commands = SimpleNamespace(migrate=self.migrate)
+        self.commands = SimpleNamespace(migrate=self.migrate, prepare=self.prepare)
         demand, idle = SimpleNamespace(), SimpleNamespace()
         self.lease = DeviceLease(self, self.device_state, demand, idle, arbiter)  # type: ignore[arg-type]
 
@@ -58,6 +59,11 @@ class Fake:
             if self.error is not None:
                 raise self.error
             self.allocator = allocator
+
+    async def prepare(self, allocator: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.prepared = allocator.device.id
 
     async def evict(self, device: str, reason: str) -> bool:
         if self.error is not None:
@@ -113,6 +119,17 @@ def test_a_failed_eviction_is_reported_as_stayed(act: str, error: Exception) -> 
     ((name, session, device, why),) = run(lambda h, s, t: getattr(h, act)("s", HERE, third), error)
     assert (name, session, device) == ("stayed", "s", HERE)
     assert str(error) in why
+
+
+@pytest.mark.parametrize("error", [None, *ERRORS])
+def test_a_preparation_has_no_answer(error: Exception | None) -> None:
+    async def do(actions: SchedulerActions, session: Fake, recorder: ArbiterRecorder) -> None:
+        actions.prepare("s", THERE)
+        actions.prepare("unknown", THERE)
+        await asyncio.sleep(0)
+        assert session.prepared == ("" if error else THERE)
+
+    assert run(do, error) == []
 
 
 @pytest.mark.parametrize(
