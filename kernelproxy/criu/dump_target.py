@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kernelproxy.common.ipc.fd_wait import readable
 from kernelproxy.criu import images
+from kernelproxy.criu.process_tree import status, tree
 
 END_SECONDS = 60.0
 #: A short transaction, as of IPython's history, takes about as long.
@@ -33,11 +34,11 @@ class Target:
     """
 
     def __init__(self, pid: int) -> None:
-        status = _status(pid)
+        found = status(pid)
         self.pid = pid
-        self.inner_pid = int(status["NSpid"].split()[-1])
+        self.inner_pid = int(found["NSpid"].split()[-1])
         # The first process in the sandbox still has the outputs that this one has inherited.
-        self._outlets = [os.readlink(f"/proc/{status['PPid']}/fd/{fd}") for fd in (1, 2)]
+        self._outlets = [os.readlink(f"/proc/{found['PPid']}/fd/{fd}") for fd in (1, 2)]
         self._locks = _locks_of(pid)
 
     def __enter__(self) -> Target:
@@ -53,7 +54,7 @@ class Target:
         try:
             yield
         except BaseException:
-            for each in _tree(self.pid):
+            for each in tree(self.pid):
                 with suppress(ProcessLookupError):
                     os.kill(each, signal.SIGCONT)
             raise
@@ -98,11 +99,6 @@ class Target:
         readable(self._fd, END_SECONDS)  # after a timeout, it cannot be undone either
 
 
-def _status(pid: int) -> dict[str, str]:
-    text = Path(f"/proc/{pid}/status").read_text("utf-8", errors="replace")
-    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
-
-
 def _root_within(pid: int) -> bool:
     """True if the only user of a process's sandbox is root there."""
     return Path(f"/proc/{pid}/uid_map").read_text("ascii").split()[0] == "0"
@@ -130,7 +126,7 @@ def clocks(info: images.Info) -> list[str]:
 
 def _locks_of(pid: int) -> list[str]:
     """Return files that a process or one of its children may have locked."""
-    family = {str(each) for each in _tree(pid)}
+    family = {str(each) for each in tree(pid)}
     # Locks that belong to an open file description, not to a process, have no process id.
     return sorted({inode for owner, inode in _lock_table() if owner in family or owner == "-1"})
 
@@ -148,25 +144,16 @@ def _lock_table() -> list[tuple[str, str]]:
 
 def _open_files(pid: int) -> Iterator[str]:
     """Yield the paths of the files that a process and its descendants have open."""
-    for each in _tree(pid):
+    for each in tree(pid):
         for entry in Path(f"/proc/{each}/fd").glob("*"):
             with suppress(OSError):  # closed meanwhile
                 yield os.readlink(entry)
 
 
-def _tree(pid: int) -> Iterator[int]:
-    """Yield a process and all its descendants."""
-    yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        with suppress(OSError):
-            for child in (task / "children").read_text("ascii").split():
-                yield from _tree(int(child))
-
-
 def memory_bytes(pid: int) -> int:
     """Return the memory of a process and all its descendants."""
     total = 0
-    for each in _tree(pid):
+    for each in tree(pid):
         with suppress(OSError):
             pages = int(Path(f"/proc/{each}/statm").read_text("ascii").split()[1])
             total += pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,33 @@
+"""A process and the processes that it has started, as seen from outside their sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def tree(pid: int) -> Iterator[int]:
+    """Yield a process and all its descendants."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):
+            for child in (task / "children").read_text("ascii").split():
+                yield from tree(int(child))
+
+
+def status(pid: int) -> dict[str, str]:
+    """Return the fields of a process's ``/proc/PID/status``.
+
+    Raises
+    ------
+    OSError
+        If there is no such process.
+    """
+    text = Path(f"/proc/{pid}/status").read_text("utf-8", errors="replace")
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+def numbers(pid: int) -> list[int]:
+    """Return the process ids of a process in all namespaces, from ours inwards; raises OSError."""
+    return [int(each) for each in status(pid)["NSpid"].split()]
