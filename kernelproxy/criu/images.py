@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import platform
+import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -42,6 +43,8 @@ _REG_ID, _REG_NAME, _REG_SIZE = 1, 6, 8
 _REG_CONTENT = (_REG_SIZE, 11, 12, 13, 14)
 _ISK_PROTO, _ISK_STATE, _ISK_SRC_PORT, _ISK_DST_PORT = 5, 6, 7, 8
 _TCP, _LISTEN = 6, 10
+# Field numbers of file_entry and unix_sk_entry.
+_USK, _USK_NAME = 16, 11
 # Field numbers of mm_entry and vma_entry.
 _MM_EXE, _MM_VMAS = 12, 14
 _VMA_SHMID, _VMA_PROT, _VMA_STATUS = 4, 5, 7
@@ -51,6 +54,9 @@ _PROT_EXEC, _FILE_PRIVATE, _FILE_SHARED = 4, 1 << 6, 1 << 7
 HASHED_BYTES_MAX = 256 << 20
 #: Suffix of SQLite's rollback journals.
 JOURNAL = "-journal"
+#: Of the names of sockets at which ranks of a job listen for each other. What follows the separator
+#: distinguishes copies of a job: see `kernelproxy.kernel.collectives.addresses`.
+RANK_SOCKET, COPY_SEPARATOR = b"\0jupyter-sing-rank-", b"."
 #: Number of process ids above those of a process that are reserved for the restoring ones.
 SPARE_PIDS = 300
 
@@ -438,7 +444,8 @@ def prepare(directory: Path, target: Path, ports: Mapping[int, int] | None) -> N
     found = read_entries(directory / "files.img", _FILES)
     if not found:
         raise damaged("files.img is missing")
-    changed = [_changed(each, private, moved) for each in found]
+    copy = COPY_SEPARATOR + secrets.token_hex(8).encode()
+    changed = [_renamed(_changed(each, private, moved), copy) for each in found]
     (target / "files.img").write_bytes(encode_entries(changed, _FILES))
 
 
@@ -479,4 +486,14 @@ def _changed(entry: Fields, private: set[int], ports: Mapping[int, int]) -> Fiel
             socket.put(_ISK_SRC_PORT, ports[port])
             entry = Fields(entry)
             entry.put(_ISK, socket.encode())
+    return entry
+
+
+def _renamed(entry: Fields, copy: bytes) -> Fields:
+    """Give the socket of a rank another name: the original may listen at the former one."""
+    socket = entry.message(_USK)
+    if socket is not None and (name := socket.data(_USK_NAME)).startswith(RANK_SOCKET):
+        socket.put(_USK_NAME, name.partition(COPY_SEPARATOR)[0] + copy)
+        entry = Fields(entry)
+        entry.put(_USK, socket.encode())
     return entry

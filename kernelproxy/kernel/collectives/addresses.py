@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import struct
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 BACKLOG = 4096
+#: Of the names of sockets, before the token of an endpoint. `kernelproxy.criu.images` appends to a
+#: name when it restores its process, because the original may continue beside it.
+PREFIX = "\0jupyter-sing-rank-"
 
 
 def listener(family: int, address: str | tuple[str, int]) -> socket.socket:
@@ -21,15 +25,45 @@ def listener(family: int, address: str | tuple[str, int]) -> socket.socket:
     return made
 
 
-def connect(place: dict[str, Any]) -> socket.socket | None:
-    """Return a connection to the endpoint at a place, or None if its process has ended."""
+def local_name(token: str) -> str:
+    """Return the name of the socket at which an endpoint listens for ranks of its host."""
+    return f"{PREFIX}{token}"
+
+
+def copy_of(own: socket.socket, token: str) -> str:
+    """Return what distinguishes the names of restored processes; "" in all others.
+
+    Ranks that are restored together have the same.
+
+    Parameters
+    ----------
+    own : socket
+        The one at which this process listens for ranks of its host.
+    token : str
+        Of the endpoint of this process.
+    """
+    name = own.getsockname()
+    name = name.decode() if isinstance(name, bytes) else str(name)
+    return name.removeprefix(local_name(token))
+
+
+def connect(place: dict[str, Any], copy: str = "") -> socket.socket | None:
+    """Return a connection to the endpoint at a place, or None if its process has ended.
+
+    Parameters
+    ----------
+    place : dict
+        From `Endpoint.address`.
+    copy : str
+        See `copy_of`.
+    """
     local = place.get("host") == host_identity()
     if not local and "tcp" not in place:
         return None  # it listens on its own host only
     connection = socket.socket(socket.AF_UNIX if local else socket.AF_INET)
     try:
         if local:
-            connection.connect(f"\0jupyter-sing-rank-{place['token']}")
+            connection.connect(local_name(place["token"]) + copy)
         else:
             connection.connect(tuple(place["tcp"]))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -50,8 +84,12 @@ def same_user(connection: socket.socket) -> bool:
     return bool(struct.unpack("3i", credentials)[1] == os.getuid())
 
 
+@functools.cache
 def host_identity() -> str:
-    """Return the identity of the host, as far as its abstract sockets reach."""
+    """Return the identity of the host, as far as its abstract sockets reach.
+
+    Ranks that are restored after a reboot keep the one that they have exchanged.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/net')}"
 

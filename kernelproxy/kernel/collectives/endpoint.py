@@ -22,14 +22,18 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from kernelproxy.common.ipc import detach
 from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.collectives.addresses import (
     connect,
+    copy_of,
     host_identity,
     listener,
+    local_name,
     reachable_address,
     same_user,
 )
@@ -99,8 +103,7 @@ class Endpoint:
         """Listen for peers; return where, as text for them."""
         found: dict[str, object] = {"token": self.token}
         if local:
-            name = f"\0jupyter-sing-rank-{self.token}"
-            self._listeners.append(listener(socket.AF_UNIX, name))
+            self._listeners.append(listener(socket.AF_UNIX, local_name(self.token)))
             found["host"] = host_identity()
         host = reachable_address()
         if not local or not host.startswith("127."):
@@ -137,7 +140,10 @@ class Endpoint:
             if found := self._peers.get(place["token"]):
                 return found
             hello = Header(FrameKind.hello, text=place["token"] + self.token).encode()
-            peer = self._peers[place["token"]] = Peer(place["token"], connect(place))
+            # If this process is saved meanwhile, the peer may have another name afterwards.
+            with detach.current.connecting():
+                found = self._peers[place["token"]] = Peer(place["token"], self._connect(place))
+            peer = found
             try:
                 shares = peer.local and self.outbox.fd >= 0
                 peer.greet(hello, self.outbox.fd if shares else None)
@@ -153,6 +159,11 @@ class Endpoint:
                     peer.connection, selectors.EVENT_READ, lambda: self._watch(peer)
                 )
             return peer
+
+    def _connect(self, place: dict[str, Any]) -> socket.socket | None:
+        listens = self._listeners[0]
+        local = listens.family == socket.AF_UNIX
+        return connect(place, copy_of(listens, self.token) if local else "")
 
     def send(self, peer: Peer, header: Header, content: torch.Tensor | None) -> None:
         """Send a frame with a contiguous tensor; in the outbox, it may be changed no more.

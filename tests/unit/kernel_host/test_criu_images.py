@@ -194,6 +194,35 @@ def test_ports_are_changed_where_it_listens(tmp_path: Path) -> None:
     assert ports == [2000, 1001, 1000, 1000]
 
 
+def unix_socket(number: int, name: bytes) -> bytes:
+    """An entry of files.img about a Unix socket."""
+    return message(f1=15, f2=number, f16=message(f1=number, f2=9, f3=1, f4=10, f11=name))
+
+
+def test_sockets_of_ranks_are_renamed_alike_at_each_restore(tmp_path: Path) -> None:
+    names = [b"\0jupyter-sing-rank-ab", b"\0jupyter-sing-rank-cd", b"\0other", b"/tmp/x", b""]
+    seen: set[bytes] = set()
+    for turn in range(2):
+        directory = tmp_path / f"images-{turn}"
+        write_images(directory, *(unix_socket(n, name) for n, name in enumerate(names)))
+        found = []
+        for _ in range(2):  # what is restored may be saved and restored again
+            target = tmp_path / f"target-{len(seen)}"
+            target.mkdir()
+            images.prepare(directory, target, None)
+            entries = images.read_entries(target / "files.img", FILES)
+            found = [Fields(each.message(16) or ()).data(11) for each in entries]
+            assert found[2:] == names[2:]
+            copies = {
+                each.removeprefix(name) for each, name in zip(found[:2], names[:2], strict=True)
+            }
+            (copy,) = copies
+            assert copy.startswith(b".")
+            seen.add(copy)
+            write_images(directory, *(unix_socket(n, name) for n, name in enumerate(found)))
+    assert len(seen) == 4
+
+
 def test_images_without_files_are_damaged(tmp_path: Path) -> None:
     source = write_images(tmp_path / "source")
     (source / "files.img").unlink()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import distributed
 
-from kernelproxy.kernel.collectives import endpoint, exchange
+from kernelproxy.kernel.collectives import addresses, endpoint, exchange
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
 from kernelproxy.kernel.collectives.group import Group
 from kernelproxy.kernel.collectives.tree import Reduction
@@ -240,6 +240,17 @@ def test_sender_waits_for_a_rank_that_computes(monkeypatch: pytest.MonkeyPatch) 
 
     try:
         two.all(program)
+    finally:
+        two.close()
+
+
+def test_ranks_of_a_restored_copy_connect_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sockets have names that differ from those which they have exchanged."""
+    plain = addresses.local_name
+    monkeypatch.setattr(endpoint, "local_name", lambda token: f"{plain(token)}.copy")
+    two = RankThreads(2)
+    try:
+        two.all(lambda group: call(group, "barrier", exchange.barrier))
     finally:
         two.close()
 
