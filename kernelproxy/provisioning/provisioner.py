@@ -51,6 +51,8 @@ EXTENSIONS = "kernelproxy.ipython_extensions"
 PYTHON_MIN = (3, 11)
 #: Maximum length of a session's name, which may come from any source.
 NAME_CHARACTERS_MAX = 200
+#: For torch's TCPStore, whose other implementation uses io_uring: then the process cannot be saved.
+WITHOUT_IO_URING = "USE_LIBUV", "0"
 
 # Environment variables that are set for a kernel.
 _VARIABLES = (
@@ -193,6 +195,8 @@ class SingProvisioner(KeptKernel):
             env["SING_SOCKET"] = str(paths.socket_path())
             if self.form is None:
                 env["SING_PROCESS_REASON"] = self._no_process
+            else:
+                env.setdefault(*WITHOUT_IO_URING)
         else:
             env["SING_REASON"] = reason
         kwargs["cmd"] = [*command, f"--ext={EXTENSION}"]
