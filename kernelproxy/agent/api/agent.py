@@ -19,6 +19,7 @@ from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.devices.device_health import DeviceHealth
 from kernelproxy.agent.lifecycle.family import Families
 from kernelproxy.agent.lifecycle.kernel_replacement import KernelReplacement
+from kernelproxy.agent.lifecycle.saved_sessions import SavedSessions
 from kernelproxy.agent.lifecycle.session import HostServices, Session
 from kernelproxy.agent.process.image_dirs import ImageDirs
 from kernelproxy.agent.process.sandbox_probe import SandboxProbe
@@ -108,9 +109,8 @@ class Agent:
         self.checkpoints = CheckpointStore(cold.store)
         self._forms = SandboxProbe(None if settings.system else paths.runtime_dir())
         own = self._households.of(None)
-        self.replacement = KernelReplacement(
-            self.checkpoints, cold, self._images, own, settings, self._add
-        )
+        saved = SavedSessions(cold, settings, self._add, self._place)
+        self.replacement = KernelReplacement(self.checkpoints, self._images, own, saved)
         self._host = HostMemory(settings.host_budget, settings.cold_after, cold, self._guests)
         self.runs = KernelRuns(self.sessions.keys())
         self._remembered = RememberedPreferences(paths.runtime_dir() / "wanted.json")
@@ -294,6 +294,16 @@ class Agent:
             self.allocators.values(),
             key=lambda each: (bool(each.failure), len(each.tenants), -each.ledger.free),
         )
+
+    def _place(self, device: str, beside: DeviceAllocator) -> DeviceAllocator:
+        """Return the device for a restored session: where it was, else as for a new one.
+
+        On a device of another kind than `beside` it could not continue.
+        """
+        found = self.allocators.get(device)
+        if found is None or found.failure:
+            found = self._choose(None)
+        return found if found.device.kind is beside.device.kind else beside
 
     def _device_failed(self, allocator: DeviceAllocator) -> None:
         self.arbiter.device_changed(allocator.device.id, failed=True)

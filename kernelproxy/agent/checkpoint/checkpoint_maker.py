@@ -170,19 +170,30 @@ class CheckpointMaker:
                 raise ControlError(USED_MEANWHILE, "busy")
         process, omitted = None, []
         directory: Path | None = None
+        cut, announced = saver.cut(), bool(sending)
+
+        async def begin() -> None:
+            nonlocal announced
+            announced = True
+            with contextlib.suppress(OSError):  # it has disconnected already
+                await channel.send(CheckpointBegun(True, name))
+
         try:
             if saves:
                 try:
                     directory = await saver.make_directory()
-                    process = await self._memory.run_granting(saver.save(name, directory, channel))
+                    process = await self._memory.run_granting(
+                        saver.save(directory, cut, channel, begin)
+                    )
                 except (SingError, OSError) as error:
                     if request.form == "process" or core.closing:
                         raise
                     omitted = [{"name": "the process", "why": str(error), "partly": False}]
-            elif not sending:
+            if not announced:
                 await channel.send(CheckpointBegun())
             return await self._store(name, request, host, fds, channel, process, omitted, cancel)
         finally:
+            await cut.close()
             if directory is not None:
                 await saver.remove(directory)
 

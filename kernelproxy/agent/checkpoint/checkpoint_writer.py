@@ -12,12 +12,12 @@ from typing import NamedTuple
 from kernelproxy.agent.checkpoint.parts import (
     FILE_CONTENT,
     HOST_PART,
-    PAGES,
     SMALL_STORAGES,
     DeviceSide,
     HostState,
     ProcessSide,
 )
+from kernelproxy.agent.children.saved_child import PAGES
 from kernelproxy.agent.process.image_packing import Blobs, PackedImages
 from kernelproxy.agent.spill.spill_store import TABLES
 from kernelproxy.agent.workers.snapshot import Snapshot
@@ -125,11 +125,15 @@ def _content(
     if process is not None:
         # All storages: only the process knows which of them it refers to.
         extents = _all_extents(device.snapshot)
-        meta = {**meta, "process": process.about, "extents": [each.id for each in extents]}
+        children = [each.described() for each in process.children]
+        about = {**process.about, "children": children} if children else process.about
+        meta = {**meta, "process": about, "extents": [each.id for each in extents]}
         blobs[PAGES] = process.pages
         if device.snapshot is not None:
             fd = device.snapshot.fd
             blobs[TABLES] = os.pread(fd, os.fstat(fd).st_size, 0)
+        for number, child in enumerate(process.children):
+            blobs.update(child.blobs(number))
     return _Content(replace(label, meta=meta), extents, blobs)
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelproxy.agent.children.saved_child import ChildSide
 from kernelproxy.agent.workers.snapshot import Snapshot
 from kernelproxy.common.errors import ControlError
 from kernelproxy.storage.manifest import Manifest
 
 #: Names of the blobs of a checkpoint; those of the parts of the host state and of the contents of
 #: files continue with a number.
-SMALL_STORAGES, HOST_PART, FILE_CONTENT, PAGES = "device-small", "host", "file", "process-pages"
+SMALL_STORAGES, HOST_PART, FILE_CONTENT = "device-small", "host", "file"
 _PARTS_MAX = 1 << 20
 
 
@@ -107,11 +108,14 @@ class ProcessSide:
         The client's, the worker's and the agent's page at that moment.
     about : dict
         What a session that continues from there needs, see `kernel_replacement`.
+    children : sequence of ChildSide
+        The sessions of processes that it has started, parents before their own children.
     """
 
     directory: Path
     pages: bytes
     about: dict[str, Any]
+    children: Sequence[ChildSide] = ()
 
 
 def contents_of(files: Sequence[dict[str, Any]]) -> list[int]:

@@ -51,10 +51,10 @@ class Families:
         return parent
 
     @staticmethod
-    def inherited(request: OpenSession, parent: Session) -> OpenSession:
-        """Return a child's request with what it has from its parent."""
+    def inherited(request: OpenSession, parent: Session, *, named: bool = False) -> OpenSession:
+        """Return a child's request with what it has from its parent; if it is `named`, its name."""
         of_parent = parent.core.request
-        below = not request.name or request.name.startswith(" ")
+        below = not named and (not request.name or request.name.startswith(" "))
         return replace(
             request,
             name=f"{parent.core.name}{request.name}" if below else request.name,
@@ -68,8 +68,8 @@ class Families:
 
     def added(self, session: Session) -> None:
         """Note a session that was opened or recovered."""
-        # Its children's connections to the daemon cannot be saved with the process.
         session.core.inhibitors[Inhibitor.CHILDREN] = lambda: bool(self.children(session.id))
+        session.saver.find_children = lambda: [each.child for each in self.below(session.id)]
 
     def children(self, name: str) -> list[Session]:
         """Return the children of a session that are not closing."""
@@ -78,6 +78,13 @@ class Families:
             for each in self._sessions.values()
             if each.core.request.parent == name and not each.core.closing
         ]
+
+    def below(self, name: str) -> list[Session]:
+        """Return the children of a session and their own children, parents first."""
+        found = self.children(name)
+        for each in found:  # grows meanwhile
+            found += self.children(each.id)
+        return found
 
     def closed(self, session: Session) -> None:
         """End the children of a session that has closed, and reconcile its parent."""

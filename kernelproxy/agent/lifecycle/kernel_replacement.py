@@ -2,8 +2,9 @@
 
 The kernel asks for it. A new session is made in the state of the checkpoint's session: with its
 pages, its log (which was empty), and its device state, which is on disk already and only gets a
-manifest of its own. The process manager restores the process beside the kernel's, and it attaches
-to the new session. Only then does the kernel get its reply. The process manager lets the new
+manifest of its own; below it, sessions of the processes that the kernel had started. The process
+manager restores the process beside the kernel's, with these processes, and each attaches to its new
+session. Only then does the kernel get its reply. The process manager lets the new
 process take the kernel's place as soon as the kernel has answered the request that it executes; the
 kernel's session ends with its process.
 
@@ -16,41 +17,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import secrets
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog
-from kernelproxy.agent.checkpoint.parts import PAGES
 from kernelproxy.agent.checkpoint.progress import Note, both
-from kernelproxy.agent.devices.device_allocator import DeviceAllocator
+from kernelproxy.agent.lifecycle.saved_sessions import SavedSessions, wake_children
 from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.process.image_dirs import ImageDirs
 from kernelproxy.agent.process.image_packing import holds_process, unpack
 from kernelproxy.agent.process.process_manager import GONE, NOT_SHARED, ProcessManagerConnection
-from kernelproxy.agent.settings import AgentSettings
-from kernelproxy.agent.spill.spill_store import TABLES, SpillStore
-from kernelproxy.agent.state.device_state import DeviceState
-from kernelproxy.agent.workers.snapshot import Snapshot
 from kernelproxy.agent.workers.zygotes import Zygotes
 from kernelproxy.common.errors import ControlError, ProcessError, SingError
 from kernelproxy.common.protocol import (
     CommitReplace,
     Done,
     LetThrough,
-    OpenSession,
     Replace,
     Revive,
     Revived,
 )
-from kernelproxy.common.protocol.snapshot_tables import read_tables
 from kernelproxy.common.protocol.views import RestoreView
-from kernelproxy.common.shared_memory import LAYOUT_VERSION, PAGE_BYTES, SessionMemory
+from kernelproxy.common.shared_memory import LAYOUT_VERSION
 from kernelproxy.criu import images
 from kernelproxy.storage.chunk_store import ChunkStore
-from kernelproxy.storage.manifest import Label, Manifest
+from kernelproxy.storage.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +55,6 @@ REPLACE_SECONDS = 86_400.0
 #: Time limit for the kernel to report the outcome of a restore that was requested from outside.
 CARRIED_SECONDS = 30.0
 
-Add = Callable[[str, OpenSession, int, DeviceAllocator, DeviceState], Session]
-
 
 class KernelReplacement:
     """Replaces kernels by processes of checkpoints.
@@ -74,25 +62,20 @@ class KernelReplacement:
     Parameters
     ----------
     checkpoints : CheckpointCatalog
-    cold : SpillStore
     directories : ImageDirs
     zygotes : Zygotes
-    settings : AgentSettings
-    add : callable
-        Makes a session: its id, request, owner, allocator and state.
+    saved : SavedSessions
     """
 
     def __init__(
         self,
         checkpoints: CheckpointCatalog,
-        cold: SpillStore,
         directories: ImageDirs,
         zygotes: Zygotes,
-        settings: AgentSettings,
-        add: Add,
+        saved: SavedSessions,
     ) -> None:
-        self._checkpoints, self._cold, self._directories = checkpoints, cold, directories
-        self._zygotes, self._settings, self._add = zygotes, settings, add
+        self._checkpoints, self._directories = checkpoints, directories
+        self._zygotes, self._saved = zygotes, saved
         self._replaced: set[str] = set()  # sessions whose kernels are being replaced
         self._replacing: set[asyncio.Task[None]] = set()
 
@@ -171,9 +154,7 @@ class KernelReplacement:
         if manager is None:
             raise ControlError(f"A process cannot be restored here: {GONE}.", "unavailable")
         self._replaced.add(session.id)
-        directory: Path | None = None
-        new: Session | None = None
-        revived: Revived | None = None
+        directory, new, revived = None, None, None
         try:
             directory = await asyncio.to_thread(self._directories.make, session.id)
             with (
@@ -181,11 +162,13 @@ class KernelReplacement:
                 session.requests.underway.doing("restore", name) as far,
             ):
                 await asyncio.to_thread(_unpack, store, manifest, directory, both(far, note))
-            new = await self._begin(session, store, manifest)
+            new = await self._saved.kernel(session, store, manifest)
+            children = await self._saved.children(new, store, manifest)
             order = Revive(str(directory), new.id, beside=True)
             revived = await manager.order(order, Revived, REVIVE_SECONDS)
             new.kernel.take(revived.pid)
             await new.kernel.wait_joined(JOIN_SECONDS)
+            await wake_children(revived.pid, children, manifest, JOIN_SECONDS)
             session.core.check_usable()
             await manager.order(CommitReplace(), Done, ORDER_SECONDS)
         except BaseException as error:
@@ -205,10 +188,9 @@ class KernelReplacement:
         task = asyncio.create_task(self._replace(session, new, manager, directory, name))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
-        saved = manifest.label.meta["saved"]
         return {
             "checkpoint": manifest.label.name,
-            "variables": len(saved),
+            "variables": len(manifest.label.meta["saved"]),
             "files": 0,
             "aside": {},
             "problems": [],
@@ -240,40 +222,6 @@ class KernelReplacement:
             self._replaced.discard(session.id)
             await asyncio.to_thread(self._directories.remove, directory)
 
-    async def _begin(self, session: Session, store: ChunkStore, manifest: Manifest) -> Session:
-        """Make the session to which the process attaches."""
-        name, label = secrets.token_hex(6), manifest.label
-        about, allocator = label.meta["process"], session.core.allocator
-        state = DeviceState(
-            name, allocator.device, self._settings, SessionMemory(int(about["log_bytes"]))
-        )
-        try:
-            copy = self._cold.label(
-                name,
-                session.core.name,
-                session.core.owner,
-                session.core.user,
-                label.torch,
-                label.device_kind,
-                label.position,
-            )
-            copied = await asyncio.to_thread(_copy, store, manifest, copy)
-            state.begin_cold(*copied, int(about["epoch"]))
-        except BaseException:
-            await state.close()
-            raise
-        request = replace(session.core.request, python=about["python"], key=secrets.token_hex(8))
-        new = self._add(name, request, session.core.owner, allocator, state)
-        new.kernel.awaits_another = True
-        new.kernel.cells_before = int(about["cells_before"])
-        new.kernel.torch_version = label.torch or None
-        new.maker.continue_from(manifest)
-        new.automatic.continue_from(session.automatic)
-        new.preferences.continue_from(session.preferences)
-        new.history.fresh = False
-        new.begin_suspended("Restored from a checkpoint. Resumes when you run a cell.")
-        return new
-
     async def close(self) -> None:
         """Cancel what is under way."""
         for task in self._replacing:
@@ -287,36 +235,3 @@ def _unpack(store: ChunkStore, manifest: Manifest, directory: Path, note: Note) 
         images.check(directory)
     except ProcessError as error:
         raise ControlError(f"{str(error).rstrip('.')}.", "unavailable") from error
-
-
-def _copy(
-    store: ChunkStore, manifest: Manifest, label: Label
-) -> tuple[list[bytes], Snapshot | None, Manifest | None]:
-    """Return what a session begins with: pages, snapshot, and a manifest of its own.
-
-    Only that manifest is new: it names chunks that exist already.
-    """
-    raw = store.blob(manifest, PAGES)
-    pages = [raw[at : at + PAGE_BYTES] for at in range(0, 3 * PAGE_BYTES, PAGE_BYTES)]
-    if TABLES not in manifest.blobs:
-        return pages, None, None
-    fd = os.memfd_create("sing-snapshot", os.MFD_CLOEXEC)
-    try:
-        store.write_blobs(manifest, [TABLES], fd)
-        tables = read_tables(fd)
-        nothing = os.memfd_create("sing-nothing", os.MFD_CLOEXEC)
-        try:
-            stored = store.put(
-                label,
-                nothing,
-                tables.extents,
-                blobs={TABLES: os.pread(fd, os.fstat(fd).st_size, 0)},
-                previous=manifest,
-            )
-        finally:
-            os.close(nothing)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-        raise
-    return pages, Snapshot(fd, tables.position, tables.state_bytes), stored

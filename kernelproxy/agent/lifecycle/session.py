@@ -21,6 +21,7 @@ from kernelproxy.agent.checkpoint.checkpoint_maker import CheckpointMaker
 from kernelproxy.agent.checkpoint.checkpoint_requests import CheckpointRequests
 from kernelproxy.agent.checkpoint.history import CheckpointHistory, KernelRuns
 from kernelproxy.agent.checkpoint.process_saver import ProcessSaver
+from kernelproxy.agent.children.child_saver import ChildSaver
 from kernelproxy.agent.devices.device_allocator import DeviceAllocator
 from kernelproxy.agent.lease.lease import DeviceLease
 from kernelproxy.agent.lifecycle.commands import Commands
@@ -192,9 +193,10 @@ class Session:
             core, state, kernel, self.requests, self.history, checkpoints,
             AutoCheckpointRule.of(request),
         )  # fmt: skip
-        saver = ProcessSaver(core, state, kernel, self.managers, services.images)
+        self.child = ChildSaver(core, state, kernel, memory, membership)
+        self.saver = ProcessSaver(core, state, kernel, self.managers, services.images, membership)
         self.maker = CheckpointMaker(
-            core, state, memory, saver, checkpoints, self.requests, self.automatic
+            core, state, memory, self.saver, checkpoints, self.requests, self.automatic
         )
         self.commands = Commands(
             core, state, demand, suspender, restorer, self.migrator, self.hibernation,

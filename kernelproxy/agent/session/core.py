@@ -38,7 +38,7 @@ class Inhibitor(StrEnum):
     AUTO_CHECKPOINT = "automatic checkpoint"
     #: It hibernates: the reason for that stays, whatever happens to its state.
     HIBERNATION = "hibernation"
-    #: Processes that its process has started have sessions: its process is not saved.
+    #: Processes that its process has started have sessions: no hibernation.
     CHILDREN = "children"
 
 

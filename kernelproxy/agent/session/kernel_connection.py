@@ -326,18 +326,34 @@ class KernelConnection:
         wake, self._wake = self._wake, None
         if wake is None:
             return
-        line = json.dumps({"restored": False, "session": self._core.id}).encode() + b"\n"
         try:
             # Only the pipe it had when it detached: the number may be another file's by now.
-            if _pipe_of(self.pid, wake[0]) != wake:
-                return
-            fd = os.open(f"/proc/{self.pid}/fd/{wake[0]}", os.O_WRONLY | os.O_NONBLOCK)
-            try:
-                os.write(fd, line)
-            finally:
-                os.close(fd)
+            if _pipe_of(self.pid, wake[0]) == wake:
+                self._write_line(wake[0], restored=False)
         except OSError as error:  # it has ended, which its watch notices, or has closed the pipe
             log.info("Session %s: its kernel cannot be woken: %s", self._core.id, error)
+
+    def wake_restored(self, pid: int, wake_fd: int) -> None:
+        """Make a process attach that was restored from images of a detached one.
+
+        Raises
+        ------
+        ControlError
+            If it does not wait for that.
+        """
+        self.take(pid)
+        try:
+            self._write_line(wake_fd, restored=True)
+        except OSError as error:
+            raise ControlError(f"Process {pid} cannot be woken: {error}", "unavailable") from error
+
+    def _write_line(self, wake_fd: int, *, restored: bool) -> None:
+        line = json.dumps({"restored": restored, "session": self._core.id}).encode() + b"\n"
+        fd = os.open(f"/proc/{self.pid}/fd/{wake_fd}", os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(fd, line)
+        finally:
+            os.close(fd)
 
     async def await_return(self) -> None:
         """Wait until a kernel reattaches whose process was to be saved.
@@ -420,6 +436,8 @@ class KernelConnection:
         elif not asleep and self.pid != 0:
             # It ended when the agent did. (Pid 0 is in another PID namespace: not watched.)
             self._core.close(KERNEL_ENDED, died=True)
+        if self._core.request.parent:
+            self.wake()  # other kernels are woken when their process managers connect
 
 
 def _pipe_of(pid: int | None, fd: int) -> _Pipe:

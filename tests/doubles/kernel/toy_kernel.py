@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -24,8 +25,11 @@ from kernelproxy.common.protocol import (
     Checkpoint,
     CheckpointBegun,
     CheckpointReply,
+    JoinJob,
     KernelRequest,
     Listen,
+    OpenSession,
+    OpenSessionReply,
     Progress,
     RestoreReply,
     TakeOver,
@@ -110,6 +114,7 @@ class ToyKernel:
 
     def __init__(self, client: Any) -> None:
         self.client = client
+        self._children: list[subprocess.Popen[str]] = []
 
     def work(self, number: int) -> int:
         """Change the device's state, and read it."""
@@ -166,6 +171,40 @@ class ToyKernel:
         with agent_client.connect(start=False) as connection:
             request = TakeOver(self.client.session, name)
             return connection.expect(RestoreReply, request, WAIT_SECONDS).outcome
+
+    def start(self) -> list[Any]:
+        """Start a process of this kind with a session below this one's; return its id and pid."""
+        request = OpenSession(" rank", "", sys.executable, script=True, parent=self.client.session)
+        with agent_client.connect(start=False) as connection:
+            session = connection.expect(OpenSessionReply, request, WAIT_SECONDS).session
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.doubles.kernel.toy_kernel", session],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._children.append(process)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == "ready"
+        return [session, process.pid]
+
+    def tell(self, number: int, name: str, *arguments: Any) -> Any:
+        """Pass a command on to a process that it has started, and return the answer."""
+        process = self._children[number]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([name, arguments]) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    def refuse(self, why: str) -> None:
+        """Do not detach any more, for a reason; "": detach again."""
+        self.client.absence.obstacle = lambda: why
+
+    def join(self, job: str, rank: int, size: int) -> None:
+        """Report that this is a rank of a job."""
+        with agent_client.connect(start=False) as connection:
+            connection.call(JoinJob(self.client.session, job, rank, size), WAIT_SECONDS)
 
     def gone(self) -> bool:
         """True if the session has ended."""

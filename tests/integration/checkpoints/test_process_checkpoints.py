@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,6 @@ StartManager = Callable[..., ToyProcessManager]
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
     return tmp_path / "data"
-
-
-@pytest.fixture
-def start_manager(toy_host: StartHost) -> Iterator[StartManager]:
-    """Return a function that opens a session of a host, and owns its kernel."""
-    managers: list[ToyProcessManager] = []
-
-    def start(host: ToyHost, *, listens: bool = False, **fields: Any) -> ToyProcessManager:
-        managers.append(ToyProcessManager(host.open(**fields), listens=listens))
-        return managers[-1]
-
-    yield start
-    for manager in managers:
-        manager.close()
 
 
 def images(data: Path) -> list[Path]:

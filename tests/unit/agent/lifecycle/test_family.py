@@ -19,7 +19,9 @@ def a_session(name: str, owner: int = 7, parent: str = "", closing: bool = False
         request=request, owner=owner, user="ada", closing=closing, inhibitors={},
         request_reconcile=lambda: done.append("reconcile"),
     )  # fmt: skip
-    return SimpleNamespace(id=name, core=core, done=done, close=done.append)
+    return SimpleNamespace(
+        id=name, core=core, done=done, close=done.append, saver=SimpleNamespace(), child=name
+    )
 
 
 def families(*sessions: Any) -> Families:
@@ -58,6 +60,15 @@ def test_a_session_with_children_is_inhibited_while_they_are_open() -> None:
     assert inhibits()
     rank.core.closing = True
     assert not inhibits()
+
+
+def test_children_are_found_with_their_own_and_parents_first() -> None:
+    one, rank, other = a_session("one"), a_session("rank", parent="one"), a_session("other")
+    below, second = a_session("below", parent="rank"), a_session("second", parent="one")
+    families(below, second, rank, other, one)
+    assert one.saver.find_children() == ["second", "rank", "below"]
+    assert rank.saver.find_children() == ["below"]
+    assert other.saver.find_children() == []
 
 
 def test_a_session_that_closes_ends_its_children_and_lets_its_parent_hibernate() -> None:

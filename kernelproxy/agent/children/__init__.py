@@ -1,0 +1,1 @@
+"""Sessions of processes that a kernel has started, as parts of its checkpoint."""

@@ -1,0 +1,149 @@
+"""Notebooks that are saved with the processes that they have started, under the agent and CRIU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import CheckpointsReply, CheckpointsRequest
+from kernelproxy.criu import mode_probe as forms
+from tests.doubles.free_ports import free_ports
+from tests.doubles.waiting import wait_until
+from tests.e2e.kernels import SECONDS_MAX, Kernel, kernel, sessions, wait_for_sessions
+from tests.e2e.trainers import agent_pid
+from tests.integration.conftest import kill_at_once, supervisor_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[3]
+RANKS, STEPS = 2, 60
+BEGIN = f"""\
+import sys; sys.path.insert(0, {str(ROOT)!r})
+import torch
+from tests.programs.jobs import saved
+own = torch.ones(3, device='cuda')
+"""
+
+
+@pytest.fixture(autouse=True)
+def _form(runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        monkeypatch.setenv(forms.VARIABLE, forms.find_criu())
+        monkeypatch.setattr(forms, "STEP_SECONDS", SECONDS_MAX)
+        forms.find(runtime_dir)
+    except ProcessError as error:
+        if forms.VARIABLE in os.environ:
+            raise
+        pytest.skip(str(error))
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:1GiB@1,cpu:1GiB@1")
+    monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def kernels() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def ran(notebook: Kernel, code: str) -> str:
+    found = notebook.run(code)
+    assert found.error == "", f"{found.error}: {found.error_text}"
+    assert found.stderr == ""
+    return found.stdout
+
+
+def spawn(function: str, *arguments: object, ranks: int = RANKS) -> str:
+    given = ", ".join(map(repr, arguments))
+    return (
+        f"job = torch.multiprocessing.spawn(saved.{function}, ({given},), nprocs={ranks}, "
+        "join=False)"
+    )
+
+
+def begun(directory: Path, step: int = 5, ranks: int = RANKS) -> None:
+    """Wait until all ranks have done some steps."""
+
+    def done(rank: int) -> bool:
+        path = directory / f"step-{rank}"
+        return path.exists() and int(path.read_text()) >= step
+
+    wait_until(lambda: all(done(rank) for rank in range(ranks)), SECONDS_MAX)
+
+
+def results(notebook: Kernel, directory: Path, ranks: int = RANKS) -> list[str]:
+    """Wait for the end of the job; return what its ranks have written, and remove it."""
+    ran(notebook, "while not job.join(): pass")
+    wait_for_sessions(lambda found: len(found) == 1)
+    found = []
+    for rank in range(ranks):
+        (directory / f"step-{rank}").unlink()
+        path = directory / f"found-{rank}"
+        found.append(path.read_text())
+        path.unlink()
+    return found
+
+
+def forms_of(name: str) -> list[str]:
+    with connect(start=False) as control:
+        reply = control.expect(CheckpointsReply, CheckpointsRequest(), 60.0)
+    (found,) = (each["forms"] for each in reply.checkpoints if each["name"] == name)
+    return list(found)
+
+
+def kill_everything() -> None:
+    agent = agent_pid()
+    pids = {pid for each in sessions() for pid in (each["kernel_pid"], each["worker_pid"]) if pid}
+    kill_at_once(agent, supervisor_of(agent), *pids)
+
+
+def test_processes_of_a_notebook_come_back_with_it(kernels: ExitStack, tmp_path: Path) -> None:
+    first = kernels.enter_context(kernel())
+    ran(first, BEGIN)
+    start = spawn("alone", str(tmp_path), STEPS)
+    ran(first, start)
+    expected = results(first, tmp_path)
+    ran(first, start)
+    begun(tmp_path)
+    ran(first, "%sing checkpoint one --form process")
+    assert forms_of("one") == ["namespace", "process"]
+    assert results(first, tmp_path) == expected
+    kill_everything()
+    second = kernels.enter_context(kernel())
+    assert "with the process" in ran(second, "%sing restore one")
+    assert results(second, tmp_path) == expected
+    assert ran(second, "print(own.sum().item())") == "3.0\n"
+    wait_for_sessions(lambda found: len(found) == 1)
+
+
+@pytest.mark.parametrize("meet", ["file", "tcp"])
+def test_a_job_comes_back_with_its_notebook(kernels: ExitStack, tmp_path: Path, meet: str) -> None:
+    first = kernels.enter_context(kernel())
+    ran(first, BEGIN)
+
+    def start() -> None:
+        place = tmp_path / "meet"
+        place.unlink(missing_ok=True)
+        where = f"file://{place}" if meet == "file" else f"tcp://127.0.0.1:{free_ports(1)[0]}"
+        ran(first, spawn("train", RANKS, str(tmp_path), STEPS, "mlp", where))
+
+    start()
+    begun(tmp_path)
+    expected = results(first, tmp_path)
+    start()
+    begun(tmp_path)
+    ran(first, "%sing checkpoint one --form process")
+    assert results(first, tmp_path) == expected
+    kill_everything()
+    second = kernels.enter_context(kernel())
+    assert "with the process" in ran(second, "%sing restore one")
+    assert results(second, tmp_path) == expected
+    wait_for_sessions(lambda found: len(found) == 1)

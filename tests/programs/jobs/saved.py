@@ -1,0 +1,60 @@
+"""Functions of processes of a notebook, which are saved with it in the middle of their work."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.programs.jobs.models import MODELS
+from tests.programs.jobs.ranks import digest, prepare
+
+#: Between two steps, so that there is time to save the job.
+PAUSE_SECONDS = 0.02
+
+
+def say(directory: str, name: str, text: str) -> None:
+    """Replace the content of a file."""
+    path = Path(directory, name)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.rename(path)
+
+
+def alone(rank: int, directory: str, steps: int) -> None:
+    """Change a tensor of the device repeatedly; write its hash at the end."""
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    value = torch.randn(64, 64, device="cuda")
+    for step in range(steps):
+        value = torch.tanh(value @ torch.rand(64, 64, device="cuda"))
+        say(directory, f"step-{rank}", str(step))
+        time.sleep(PAUSE_SECONDS)
+    bits = value.cpu().numpy().tobytes()
+    say(directory, f"found-{rank}", hashlib.sha256(bits).hexdigest())
+
+
+def train(rank: int, size: int, directory: str, steps: int, model: str, meet: str) -> None:
+    """Train a model with all ranks; write the hash of the weights at the end."""
+    torch.set_num_threads(1)
+    os.environ["LOCAL_RANK"] = str(rank)
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", init_method=meet, rank=rank, world_size=size)
+    torch.manual_seed(1 + rank)
+    chance = torch.Generator().manual_seed(1000 + rank)
+    network = prepare(model, device)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+    for step in range(steps):
+        inputs, targets = (each.to(device) for each in MODELS[model][1](chance))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(inputs), targets).backward()
+        optimizer.step()
+        say(directory, f"step-{rank}", str(step))
+        time.sleep(PAUSE_SECONDS)
+    say(directory, f"found-{rank}", digest(network))
+    dist.destroy_process_group()
