@@ -147,7 +147,7 @@ class Agent:
         if owner is not None and uid != 0:
             check_request(request, self._count(uid))
         request = replace(request, user=user_of(request.user, uid))
-        if (parent := self._families.parent(request, uid)) is not None:
+        if (parent := self._families.parent(request, uid, pid)) is not None:
             request = self._families.inherited(request, parent)
         allocator = self._choose(request.device)
         if request.script:

@@ -161,6 +161,7 @@ class ProcessSaver:
             "seconds": seconds,
             "python": self._core.python,
             "cells_before": kernel.cells_before,
+            "continues": kernel.continues,
             **state.lineage(),
         }
         return ProcessSide(directory, b"".join(pages), about, children)

@@ -191,6 +191,7 @@ class ChildSaver:
             "device": state.device.id,
             "position": state.position,
             "cells_before": self._kernel.cells_before,
+            "continues": self._kernel.continues,
             "job": self._membership.record(),
             **state.lineage(),
         }

@@ -9,6 +9,7 @@ from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.session.core import Inhibitor
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import OpenSession
+from kernelproxy.criu.process_tree import tree
 
 PARENT_ENDED = "The session of the process that started it has ended."
 
@@ -25,8 +26,8 @@ class Families:
     def __init__(self, sessions: Mapping[str, Session]) -> None:
         self._sessions = sessions
 
-    def parent(self, request: OpenSession, uid: int) -> Session | None:
-        """Return the parent of a session that a user wants to open; None if there is none.
+    def parent(self, request: OpenSession, uid: int, pid: int) -> Session | None:
+        """Return the parent of a session that a user's process wants to open; None if it has none.
 
         Raises
         ------
@@ -35,7 +36,7 @@ class Families:
         """
         if not request.parent:
             return None
-        parent = self._sessions.get(request.parent)
+        parent = self._copy(request.parent, uid, pid) or self._sessions.get(request.parent)
         if parent is None or parent.core.closing:
             raise ControlError(
                 "The session of the process that started this one has ended, so this one gets "
@@ -50,6 +51,17 @@ class Families:
             )
         return parent
 
+    def _copy(self, name: str, uid: int, pid: int) -> Session | None:
+        """Return the session that continues one in a copy, if that has started the process.
+
+        A restored process that has not used the device yet names the session of the original.
+        """
+        for each in self._sessions.values():
+            there = each.kernel
+            if name in there.continues and each.core.owner == uid and pid in tree(there.pid or 0):
+                return each
+        return None
+
     @staticmethod
     def inherited(request: OpenSession, parent: Session, *, named: bool = False) -> OpenSession:
         """Return a child's request with what it has from its parent; if it is `named`, its name."""
@@ -57,6 +69,7 @@ class Families:
         below = not named and (not request.name or request.name.startswith(" "))
         return replace(
             request,
+            parent=parent.id,
             name=f"{parent.core.name}{request.name}" if below else request.name,
             user=parent.core.user,
             notebook=of_parent.notebook,

@@ -74,7 +74,10 @@ class SavedSessions:
         about = label.meta["process"]
         request = replace(core.request, python=about["python"], key=secrets.token_hex(8))
         new = await self._begin(
-            store, manifest, {**about, "torch": label.torch, "position": label.position},
+            store, manifest, {
+                **about, "torch": label.torch, "position": label.position,
+                "session": label.meta["run"],
+            },
             request, core.owner, core.allocator,
         )  # fmt: skip
         new.maker.continue_from(manifest)
@@ -113,10 +116,8 @@ class SavedSessions:
     def _request(about: Mapping[str, Any], parent: Session, was: str, now: str) -> OpenSession:
         request = OpenSession(**about["request"])
         name = now + request.name.removeprefix(was) if request.name.startswith(was) else ""
-        request = replace(
-            request, name=name or request.name, parent=parent.id, key=secrets.token_hex(8)
-        )
-        return Families.inherited(replace(request, device=None), parent, named=True)
+        request = replace(request, name=name or request.name, device=None, key=secrets.token_hex(8))
+        return Families.inherited(request, parent, named=True)
 
     async def _begin(
         self,
@@ -143,6 +144,7 @@ class SavedSessions:
             raise
         new = self._add(name, request, owner, allocator, state)
         new.kernel.awaits_another = True
+        new.kernel.continues = (*about.get("continues", ()), about["session"])
         new.kernel.cells_before = int(about["cells_before"])
         new.kernel.torch_version = about["torch"] or None
         return new

@@ -97,6 +97,9 @@ class KernelConnection:
         self.awaits_another = False
         #: True if another one has taken its place: then its end is expected.
         self.end_is_wanted = False
+        #: Ids of the sessions from whose checkpoints its process was restored: processes that it
+        #: had started before still name them as their parents'.
+        self.continues: tuple[str, ...] = ()
         #: Cells that had ended before it attached.
         self.cells_before = 0
         self._core, self._state, self._idle = core, state, idle
@@ -410,6 +413,7 @@ class KernelConnection:
             "may_end": self.may_end,
             "awaits_another": self.awaits_another,
             "cells_before": self.cells_before,
+            "continues": self.continues,
         }
         return record, [] if pidfd is None else [("watched", pidfd)]
 
@@ -429,6 +433,7 @@ class KernelConnection:
         self.may_end = record["may_end"]
         self.awaits_another = record["awaits_another"]
         self.cells_before = record["cells_before"]
+        self.continues = tuple(record.get("continues", ()))
         if pidfd is not None:
             self._watch_process(self.pid or 0, pidfd)
         elif self.may_end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -61,30 +62,31 @@ def ran(notebook: Kernel, code: str) -> str:
     return found.stdout
 
 
-def spawn(function: str, *arguments: object, ranks: int = RANKS) -> str:
+def start(function: str, *arguments: object, method: str = "spawn") -> str:
+    """Return code that starts a function of `saved` in several processes."""
     given = ", ".join(map(repr, arguments))
     return (
-        f"job = torch.multiprocessing.spawn(saved.{function}, ({given},), nprocs={ranks}, "
-        "join=False)"
+        f"job = torch.multiprocessing.start_processes(saved.{function}, ({given},), "
+        f"nprocs={RANKS}, join=False, start_method={method!r})"
     )
 
 
-def begun(directory: Path, step: int = 5, ranks: int = RANKS) -> None:
+def begun(directory: Path, step: int = 5) -> None:
     """Wait until all ranks have done some steps."""
 
     def done(rank: int) -> bool:
         path = directory / f"step-{rank}"
         return path.exists() and int(path.read_text()) >= step
 
-    wait_until(lambda: all(done(rank) for rank in range(ranks)), SECONDS_MAX)
+    wait_until(lambda: all(done(rank) for rank in range(RANKS)), SECONDS_MAX)
 
 
-def results(notebook: Kernel, directory: Path, ranks: int = RANKS) -> list[str]:
+def results(notebook: Kernel, directory: Path) -> list[str]:
     """Wait for the end of the job; return what its ranks have written, and remove it."""
     ran(notebook, "while not job.join(): pass")
     wait_for_sessions(lambda found: len(found) == 1)
     found = []
-    for rank in range(ranks):
+    for rank in range(RANKS):
         (directory / f"step-{rank}").unlink()
         path = directory / f"found-{rank}"
         found.append(path.read_text())
@@ -108,10 +110,10 @@ def kill_everything() -> None:
 def test_processes_of_a_notebook_come_back_with_it(kernels: ExitStack, tmp_path: Path) -> None:
     first = kernels.enter_context(kernel())
     ran(first, BEGIN)
-    start = spawn("alone", str(tmp_path), STEPS)
-    ran(first, start)
+    begin = start("alone", str(tmp_path), STEPS)
+    ran(first, begin)
     expected = results(first, tmp_path)
-    ran(first, start)
+    ran(first, begin)
     begun(tmp_path)
     ran(first, "%sing checkpoint one --form process")
     assert forms_of("one") == ["namespace", "process"]
@@ -124,26 +126,69 @@ def test_processes_of_a_notebook_come_back_with_it(kernels: ExitStack, tmp_path:
     wait_for_sessions(lambda found: len(found) == 1)
 
 
+def train(directory: Path, meet: str = "file") -> str:
+    """Return code that starts ranks which train; they meet at a file, or by TCP."""
+    place = directory / "meet"
+    place.unlink(missing_ok=True)
+    where = f"file://{place}" if meet == "file" else f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    return start("train", RANKS, str(directory), STEPS, "mlp", where, method="fork")
+
+
 @pytest.mark.parametrize("meet", ["file", "tcp"])
 def test_a_job_comes_back_with_its_notebook(kernels: ExitStack, tmp_path: Path, meet: str) -> None:
     first = kernels.enter_context(kernel())
     ran(first, BEGIN)
-
-    def start() -> None:
-        place = tmp_path / "meet"
-        place.unlink(missing_ok=True)
-        where = f"file://{place}" if meet == "file" else f"tcp://127.0.0.1:{free_ports(1)[0]}"
-        ran(first, spawn("train", RANKS, str(tmp_path), STEPS, "mlp", where))
-
-    start()
-    begun(tmp_path)
+    ran(first, train(tmp_path, meet))
     expected = results(first, tmp_path)
-    start()
+    ran(first, train(tmp_path, meet))
     begun(tmp_path)
     ran(first, "%sing checkpoint one --form process")
     assert results(first, tmp_path) == expected
     kill_everything()
     second = kernels.enter_context(kernel())
     assert "with the process" in ran(second, "%sing restore one")
+    ran(second, "%sing checkpoint two --form process")
+    assert "with the process" in ran(second, "%sing restore two")
     assert results(second, tmp_path) == expected
-    wait_for_sessions(lambda found: len(found) == 1)
+
+
+def test_a_job_continues_beside_its_copy(kernels: ExitStack, tmp_path: Path) -> None:
+    """The copy is restored while the ranks of the original wait for each other."""
+    first = kernels.enter_context(kernel())
+    ran(first, BEGIN)
+    ran(first, start("wait_for_the_last", RANKS, str(tmp_path), method="fork"))
+    begun(tmp_path, 0)
+    ran(first, "%sing checkpoint one")
+    assert forms_of("one") == ["namespace", "process"]
+    second = kernels.enter_context(kernel())
+    assert "with the process" in ran(second, "%sing restore one")
+    found = wait_for_sessions(lambda found: sum(bool(each["job"]) for each in found) == 2 * RANKS)
+    jobs = {each["parent"]: each["job"] for each in found if each["job"]}
+    assert len(set(jobs.values())) == 2
+    (tmp_path / "go").touch()
+    ran(first, "while not job.join(): pass")
+    ran(second, "while not job.join(): pass")
+    lines = [path.read_text().splitlines() for path in sorted(tmp_path.glob("found-*"))]
+    assert len(lines) == RANKS
+    for each in lines:  # both have appended one
+        assert len(each) == 2
+        assert len(set(each)) == 1
+
+
+def test_a_process_that_has_not_used_the_device_yet_comes_back(
+    kernels: ExitStack, tmp_path: Path
+) -> None:
+    """The copy belongs to the restored notebook, although the original continues beside it."""
+    first = kernels.enter_context(kernel())
+    ran(first, BEGIN)
+    ran(first, start("use_later", str(tmp_path), method="fork"))
+    begun(tmp_path, 0)
+    ran(first, "%sing checkpoint one --form process")
+    second = kernels.enter_context(kernel())
+    assert "with the process" in ran(second, "%sing restore one")
+    (tmp_path / "go").touch()
+    found = wait_for_sessions(lambda found: len(found) == 2 + 2 * RANKS)
+    assert sorted(Counter(each["parent"] for each in found).values()) == [2, RANKS, RANKS]
+    (tmp_path / "end").touch()
+    for each in (first, second):
+        ran(each, "while not job.join(): pass")

@@ -38,6 +38,36 @@ def alone(rank: int, directory: str, steps: int) -> None:
     say(directory, f"found-{rank}", hashlib.sha256(bits).hexdigest())
 
 
+def use_later(rank: int, directory: str) -> None:
+    """Use the device as soon as there is one file, and end when there is another."""
+    torch.set_num_threads(1)
+    say(directory, f"step-{rank}", "0")
+    while not Path(directory, "go").exists():
+        time.sleep(PAUSE_SECONDS)
+    assert torch.ones(3, device="cuda").sum().item() == 3
+    while not Path(directory, "end").exists():
+        time.sleep(PAUSE_SECONDS)
+
+
+def wait_for_the_last(rank: int, size: int, directory: str) -> None:
+    """Add large tensors of all ranks; the last one waits for a file before."""
+    torch.set_num_threads(1)
+    meet = f"file://{directory}/meet-the-last"
+    dist.init_process_group("nccl", init_method=meet, rank=rank, world_size=size)
+    torch.manual_seed(rank)
+    value = torch.randn(1 << 16, device="cuda")
+    dist.all_reduce(value)
+    say(directory, f"step-{rank}", "0")
+    while rank == size - 1 and not Path(directory, "go").exists():
+        time.sleep(PAUSE_SECONDS)
+    for _ in range(3):
+        dist.all_reduce(value)
+    bits = value.cpu().numpy().tobytes()
+    with Path(directory, f"found-{rank}").open("a") as file:
+        file.write(f"{hashlib.sha256(bits).hexdigest()}\n")
+    dist.destroy_process_group()
+
+
 def train(rank: int, size: int, directory: str, steps: int, model: str, meet: str) -> None:
     """Train a model with all ranks; write the hash of the weights at the end."""
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,9 @@ def a_session(name: str, owner: int = 7, parent: str = "", closing: bool = False
         request_reconcile=lambda: done.append("reconcile"),
     )  # fmt: skip
     return SimpleNamespace(
-        id=name, core=core, done=done, close=done.append, saver=SimpleNamespace(), child=name
-    )
+        id=name, core=core, done=done, close=done.append, saver=SimpleNamespace(), child=name,
+        kernel=SimpleNamespace(continues=(), pid=None),
+    )  # fmt: skip
 
 
 def families(*sessions: Any) -> Families:
@@ -37,11 +39,11 @@ def child(parent: str) -> OpenSession:
 
 def test_a_parent_belongs_to_the_same_user() -> None:
     there = families(one := a_session("one"))
-    assert there.parent(child("one"), 7) is one
-    assert there.parent(child(""), 7) is None
+    assert there.parent(child("one"), 7, 1) is one
+    assert there.parent(child(""), 7, 1) is None
     for uid in (8, 0):  # not even root's processes run below others' sessions
         with pytest.raises(ControlError, match="belongs to ada") as raised:
-            there.parent(child("one"), uid)
+            there.parent(child("one"), uid, 1)
         assert raised.value.reason == "not-allowed"
 
 
@@ -49,8 +51,21 @@ def test_a_parent_is_named_by_its_whole_id_and_open() -> None:
     there = families(a_session("one", closing=True), a_session("other"))
     for name in ("one", "oth", "none"):
         with pytest.raises(ControlError, match="has ended") as raised:
-            there.parent(child(name), 7)
+            there.parent(child(name), 7, 1)
         assert raised.value.reason == "ended"
+
+
+def test_a_restored_process_is_below_the_copy_that_has_started_it() -> None:
+    original, copy = a_session("original"), a_session("copy")
+    stranger = a_session("stranger", owner=8)
+    for each in (copy, stranger):
+        each.kernel.continues, each.kernel.pid = ("first", "original"), os.getppid()
+    there = families(stranger, original, copy)
+    for name in ("first", "original"):
+        assert there.parent(child(name), 7, os.getpid()) is copy
+    assert there.parent(child("original"), 7, 1) is original
+    copy.kernel.pid = None
+    assert there.parent(child("original"), 7, os.getpid()) is original
 
 
 def test_a_session_with_children_is_inhibited_while_they_are_open() -> None:
