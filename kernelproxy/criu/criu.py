@@ -16,6 +16,7 @@ from typing import IO, Any
 from kernelproxy.common.errors import ProcessError, ProcessReason
 from kernelproxy.criu import images, sandbox
 from kernelproxy.criu.dump_target import Target, clocks, locked, memory_bytes
+from kernelproxy.criu.process_tree import shared_memory, tree
 from kernelproxy.criu.sandbox import Form
 from kernelproxy.native.tools import sandbox_program
 
@@ -121,6 +122,7 @@ def dump(
     _make_private(directory)
     try:
         with Target(pid) as target:
+            _check_sharing(form, pid)
             for tries_left in reversed(range(TRANSACTION_TRIES)):
                 if databases := target.wait_for_transactions(TRANSACTION_SECONDS):
                     raise _TransactionError(databases)
@@ -138,6 +140,19 @@ def dump(
     except OSError as error:
         raise ProcessError(f"the process cannot be saved: {error}", "dump") from error
     return seconds
+
+
+def _check_sharing(form: Form, pid: int) -> None:
+    """Raise ProcessError if a process shares memory that CRIU cannot restore without root.
+
+    CRIU would give the memory to one process alone, or wait for ever.
+    """
+    if form.kind == "user" and (name := shared_memory(tree(pid))):
+        raise ProcessError(
+            f"the process cannot be saved: it shares memory ({name}) with processes that it has "
+            "started, and only root can save that",
+            "dump",
+        )
 
 
 def _save(

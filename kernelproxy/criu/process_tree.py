@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +14,25 @@ def tree(pid: int) -> Iterator[int]:
         with suppress(OSError):
             for child in (task / "children").read_text("ascii").split():
                 yield from tree(int(child))
+
+
+def shared_memory(pids: Iterable[int]) -> str | None:
+    """Return the name of a memfd that several of these processes have mapped; None: there is none.
+
+    Raises
+    ------
+    OSError
+        If a process has ended.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/maps").read_text("utf-8", errors="replace").splitlines():
+            _, rights, _, device, inode, *name = line.split(maxsplit=5)
+            if rights.endswith("s") and name and name[0].startswith("/memfd:"):
+                first, _ = found.setdefault(f"{device} {inode}", (pid, name[0]))
+                if first != pid:
+                    return name[0].removeprefix("/memfd:").removesuffix(" (deleted)")
+    return None
 
 
 def status(pid: int) -> dict[str, str]:

@@ -214,3 +214,18 @@ def test_processes_that_may_not_have_such_files_use_the_socket(
         assert all(torch.equal(each, torch.full((3 * COUNT,), 6.0)) for each in ranks.all(program))
     finally:
         ranks.close()
+
+
+def test_ranks_share_no_memory_where_that_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SING_OUTBOX", "0")
+    ranks = RankThreads(2)
+
+    def program(group: Group) -> torch.Tensor:
+        data = group.empty(COUNT, torch.float32).fill_(group.rank + 1)
+        return call(group, "a", lambda each: torch.cat(exchange.all_reduce(each, data, SUM)))
+
+    try:
+        assert [each.outbox.fd for each in ranks.endpoints] == [-1, -1]
+        assert all(torch.equal(each, torch.full((COUNT,), 3.0)) for each in ranks.all(program))
+    finally:
+        ranks.close()
