@@ -142,8 +142,8 @@ class Endpoint:
             hello = Header(FrameKind.hello, text=place["token"] + self.token).encode()
             # If this process is saved meanwhile, the peer may have another name afterwards.
             with detach.current.connecting():
-                found = self._peers[place["token"]] = Peer(place["token"], self._connect(place))
-            peer = found
+                connection = self._connect(place)
+            peer = self._peers[place["token"]] = Peer(place["token"], connection)
             try:
                 shares = peer.local and self.outbox.fd >= 0
                 peer.greet(hello, self.outbox.fd if shares else None)

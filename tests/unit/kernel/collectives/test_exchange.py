@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import distributed
 
+from kernelproxy.common.ipc import detach
 from kernelproxy.kernel.collectives import addresses, endpoint, exchange
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
 from kernelproxy.kernel.collectives.group import Group
@@ -251,6 +252,20 @@ def test_ranks_of_a_restored_copy_connect_to_each_other(monkeypatch: pytest.Monk
     two = RankThreads(2)
     try:
         two.all(lambda group: call(group, "barrier", exchange.barrier))
+    finally:
+        two.close()
+
+
+def test_a_detached_rank_connects_when_it_is_back() -> None:
+    two = RankThreads(2)
+    detach.current.begin(WAIT_SECONDS)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(two.all, lambda group: call(group, "barrier", exchange.barrier))
+            wait_until(lambda: any(each._connecting.locked() for each in two.endpoints))
+            assert not any(each._peers for each in two.endpoints)
+            detach.current.end(detach.Return())
+            done.result(WAIT_SECONDS)
     finally:
         two.close()
 
