@@ -41,6 +41,7 @@ LONGEST = (
     "test_libraries.py",
     "test_checkpoints.py",
     "test_process.py",
+    "test_saved_jobs.py",
 )
 
 

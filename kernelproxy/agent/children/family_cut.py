@@ -74,8 +74,8 @@ class FamilyCut:
         for each in self._children:
             if each.pid not in within:
                 raise ControlError(
-                    f"{each.name}: It does not belong to the notebook's process any more, or has "
-                    "not used the device yet.",
+                    f"{each.name}: It is no process of the notebook's any more, or has only begun "
+                    "to use the device.",
                     "unavailable",
                 )
         jobs = [job for job in (kernel_job, *(each.job for each in self._children)) if job]

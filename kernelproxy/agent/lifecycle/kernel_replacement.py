@@ -21,6 +21,7 @@ from pathlib import Path
 
 from kernelproxy.agent.checkpoint.catalog import CheckpointCatalog
 from kernelproxy.agent.checkpoint.progress import Note, both
+from kernelproxy.agent.children.saved_child import children_of
 from kernelproxy.agent.lifecycle.saved_sessions import SavedSessions, wake_children
 from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.process.image_dirs import ImageDirs
@@ -116,11 +117,12 @@ class KernelReplacement:
             why = "A process is taking this kernel's place already."
         elif label.meta["process"]["layout"] != LAYOUT_VERSION:
             why = "Its process is of another version of jupyter_sing."
-        elif label.torch and label.device_kind != kind:
+        elif (used := _environments(manifest)) and label.device_kind != kind:
             why = f"Its process used a {label.device_kind} device, and this kernel's is {kind}."
-        elif label.torch:
+        else:
             try:
-                await self._zygotes.get(label.meta["process"]["python"], label.torch)
+                for python, torch in used:
+                    await self._zygotes.get(python, torch)
             except SingError as error:
                 why = str(error)
         if why:
@@ -227,6 +229,13 @@ class KernelReplacement:
         for task in self._replacing:
             task.cancel()
         await asyncio.gather(*self._replacing, return_exceptions=True)
+
+
+def _environments(manifest: Manifest) -> set[tuple[str, str]]:
+    """Return interpreter and version of torch of each saved process that uses a device."""
+    found = {(manifest.label.meta["process"]["python"], manifest.label.torch)}
+    found |= {(each["request"]["python"], each["torch"]) for each in children_of(manifest)}
+    return {(python, torch) for python, torch in found if torch}
 
 
 def _unpack(store: ChunkStore, manifest: Manifest, directory: Path, note: Note) -> None:

@@ -14,6 +14,7 @@ from kernelproxy.common.errors import ProcessError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import CheckpointsReply, CheckpointsRequest
 from kernelproxy.criu import mode_probe as forms
+from kernelproxy.criu.sandbox import Form
 from tests.doubles.free_ports import free_ports
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, Kernel, kernel, sessions, wait_for_sessions
@@ -23,7 +24,7 @@ from tests.integration.conftest import kill_at_once, supervisor_of
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[3]
-RANKS, STEPS = 2, 60
+RANKS, STEPS = 2, 40
 BEGIN = f"""\
 import sys; sys.path.insert(0, {str(ROOT)!r})
 import torch
@@ -71,14 +72,14 @@ def start(function: str, *arguments: object, method: str = "spawn") -> str:
     )
 
 
-def begun(directory: Path, step: int = 5) -> None:
+def begun(directory: Path, step: int = 5, ranks: int = RANKS) -> None:
     """Wait until all ranks have done some steps."""
 
     def done(rank: int) -> bool:
         path = directory / f"step-{rank}"
         return path.exists() and int(path.read_text()) >= step
 
-    wait_until(lambda: all(done(rank) for rank in range(RANKS)), SECONDS_MAX)
+    wait_until(lambda: all(done(rank) for rank in range(ranks)), SECONDS_MAX)
 
 
 def results(notebook: Kernel, directory: Path) -> list[str]:
@@ -134,8 +135,12 @@ def train(directory: Path, meet: str = "file") -> str:
     return start("train", RANKS, str(directory), STEPS, "mlp", where, method="fork")
 
 
-@pytest.mark.parametrize("meet", ["file", "tcp"])
-def test_a_job_comes_back_with_its_notebook(kernels: ExitStack, tmp_path: Path, meet: str) -> None:
+@pytest.mark.parametrize(("meet", "devices"), [("file", 2), ("tcp", 1)])
+def test_a_job_comes_back_with_its_notebook(
+    kernels: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meet: str, devices: int
+) -> None:
+    """On one device its ranks share a process."""
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", ",".join(["cpu:1GiB@1"] * devices))
     first = kernels.enter_context(kernel())
     ran(first, BEGIN)
     ran(first, train(tmp_path, meet))
@@ -147,8 +152,6 @@ def test_a_job_comes_back_with_its_notebook(kernels: ExitStack, tmp_path: Path, 
     kill_everything()
     second = kernels.enter_context(kernel())
     assert "with the process" in ran(second, "%sing restore one")
-    ran(second, "%sing checkpoint two --form process")
-    assert "with the process" in ran(second, "%sing restore two")
     assert results(second, tmp_path) == expected
 
 
@@ -165,6 +168,9 @@ def test_a_job_continues_beside_its_copy(kernels: ExitStack, tmp_path: Path) -> 
     found = wait_for_sessions(lambda found: sum(bool(each["job"]) for each in found) == 2 * RANKS)
     jobs = {each["parent"]: each["job"] for each in found if each["job"]}
     assert len(set(jobs.values())) == 2
+    # A copy may be saved and restored as the original.
+    ran(second, "%sing checkpoint two --form process")
+    assert "with the process" in ran(second, "%sing restore two")
     (tmp_path / "go").touch()
     ran(first, "while not job.join(): pass")
     ran(second, "while not job.join(): pass")
@@ -173,6 +179,76 @@ def test_a_job_continues_beside_its_copy(kernels: ExitStack, tmp_path: Path) -> 
     for each in lines:  # both have appended one
         assert len(each) == 2
         assert len(set(each)) == 1
+
+
+def test_a_program_of_a_notebook_without_a_device_comes_back(
+    kernels: ExitStack, tmp_path: Path
+) -> None:
+    first = kernels.enter_context(kernel())
+    program = ["-m", "tests.programs.jobs.saved", str(tmp_path), str(STEPS)]
+    command = f"[sys.executable, *{program}]"
+    ran(first, f"import subprocess, sys; job = subprocess.Popen({command})")
+    begun(tmp_path, ranks=1)
+    ran(first, "%sing checkpoint one --form process")
+    assert ran(first, "print(job.wait())") == "0\n"
+    expected = (tmp_path / "found-0").read_text()
+    (tmp_path / "found-0").unlink()
+    wait_for_sessions(lambda found: len(found) == 1)
+    kill_everything()
+    second = kernels.enter_context(kernel())
+    assert "with the process" in ran(second, "%sing restore one")
+    assert ran(second, "print(job.wait())") == "0\n"
+    assert (tmp_path / "found-0").read_text() == expected
+
+
+def test_a_job_that_cannot_be_saved_continues(kernels: ExitStack, tmp_path: Path) -> None:
+    notebook = kernels.enter_context(kernel())
+    ran(notebook, BEGIN)
+    ran(notebook, "from torch.distributed import TCPStore")
+    ran(notebook, start("wait_for_the_last", RANKS, str(tmp_path), method="fork"))
+    begun(tmp_path, 0)
+    ran(notebook, "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)")
+    refused = notebook.run("%sing checkpoint one --form process").stderr
+    assert refused.startswith("jupyter_sing: the process cannot be saved: it uses io_uring")
+    assert "io_uring" in ran(notebook, "%sing checkpoint one")
+    assert forms_of("one") == ["namespace"]
+    (tmp_path / "go").touch()
+    ran(notebook, "while not job.join(): pass")
+    assert len({path.read_text() for path in tmp_path.glob("found-*")}) == 1
+    wait_for_sessions(lambda found: len(found) == 1)
+
+
+def test_a_job_without_shared_memory_is_saved_without_root(
+    kernels: ExitStack, tmp_path: Path, runtime_dir: Path
+) -> None:
+    program = forms.find_criu()
+    try:
+        forms._try(Form("user", program))
+    except ProcessError as error:
+        pytest.skip(str(error))
+    forms._remember(runtime_dir / forms.CACHE, {"key": forms._key(program), "kind": "user"})
+    first = kernels.enter_context(kernel())
+    ran(first, BEGIN)
+    ran(first, start("wait_for_the_last", RANKS, str(tmp_path), method="fork"))
+    begun(tmp_path, 0)
+    refused = first.run("%sing checkpoint one --form process").stderr
+    assert "it shares memory (sing-outbox)" in refused
+    (tmp_path / "go").touch()
+    ran(first, "while not job.join(): pass")
+    for name in ("go", "meet-the-last", *(f"step-{rank}" for rank in range(RANKS))):
+        (tmp_path / name).unlink(missing_ok=True)
+    ran(first, "%env SING_OUTBOX=0")
+    ran(first, start("wait_for_the_last", RANKS, str(tmp_path), method="fork"))
+    begun(tmp_path, 0)
+    ran(first, "%sing checkpoint one --form process")
+    kill_everything()
+    second = kernels.enter_context(kernel())
+    assert "with the process" in ran(second, "%sing restore one")
+    (tmp_path / "go").touch()
+    ran(second, "while not job.join(): pass")
+    for path in tmp_path.glob("found-*"):
+        assert len(lines := path.read_text().splitlines()) == 2
+        assert len(set(lines)) == 1
 
 
 def test_a_process_that_has_not_used_the_device_yet_comes_back(

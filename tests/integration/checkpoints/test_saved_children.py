@@ -162,7 +162,7 @@ def test_a_process_outside_of_the_notebooks_is_not_saved(
     manager = start_manager(host)
     client = host.client(script=True, parent=manager.session)
     host.work(client)
-    assert "does not belong" in omitted(manager.kernel.ask("checkpoint", "one"))
+    assert "is no process of the notebook's" in omitted(manager.kernel.ask("checkpoint", "one"))
     host.work(client)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -88,3 +89,7 @@ def train(rank: int, size: int, directory: str, steps: int, model: str, meet: st
         time.sleep(PAUSE_SECONDS)
     say(directory, f"found-{rank}", digest(network))
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    alone(0, sys.argv[1], int(sys.argv[2]))
