@@ -16,6 +16,7 @@ from kernelproxy.common.ipc import detach
 from kernelproxy.kernel.collectives import addresses, endpoint, exchange
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
 from kernelproxy.kernel.collectives.group import Group
+from kernelproxy.kernel.collectives.outbox import OUTBOX_VARIABLE
 from kernelproxy.kernel.collectives.tree import Reduction
 from tests.doubles.rank_threads import RankThreads, call
 from tests.doubles.session.client import WAIT_SECONDS
@@ -224,6 +225,7 @@ def test_ranks_that_send_to_each_other_do_not_block(
 
 def test_sender_waits_for_a_rank_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "EARLY_BYTES_MAX", 1 << 20)
+    monkeypatch.setenv(OUTBOX_VARIABLE, "0")  # shared memory has room for all of it
     two = RankThreads(2)
     data = torch.zeros(1 << 20)  # 4 MiB
     sent: list[int] = []
