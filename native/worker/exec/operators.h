@@ -64,6 +64,8 @@ struct Limits {
   bool check_splicing = false;       // compare bytes that are held once: see Note [Replicas]
   uint64_t piece_bytes = 4 << 20;    // bytes copied at once between a storage and the arena
   uint64_t mapped_bytes = 1 << 20;   // extents of this size are mapped, not copied, when loaded
+  // Time for which memory is kept that was taken in advance, see Snapshots::preallocate().
+  uint64_t preallocated_ns = 600'000'000'000;
 };
 
 class Operators {

@@ -202,14 +202,14 @@ void Snapshots::give_back(const FreeRanges& free) {
 }
 
 void Snapshots::trim() {
-  preallocated_ = false;
+  preallocated_until_ns_ = 0;
   give_up_older();
   give_back(free_ranges());
 }
 
 void Snapshots::preallocate() {
   hurried_ = false;
-  preallocated_ = true;
+  preallocated_until_ns_ = monotonic_ns() + state_.limits.preallocated_ns;
   give_up_older();
   FreeRanges free = free_ranges();
   std::vector<Extent> needed;
@@ -321,8 +321,8 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   kept_.push_back(Kept::of(making.snapshot));
   // A stop for a snapshot is urgent: trim later.
   if (stop) {
-    preallocated_ = false;
-  } else if (!preallocated_) {
+    preallocated_until_ns_ = 0;
+  } else if (monotonic_ns() >= preallocated_until_ns_) {
     give_back(making.free);
   }
   taken.position = making.snapshot.header.position;

@@ -106,8 +106,8 @@ class Snapshots {
   std::vector<Kept> kept_;
   bool moved_ = false;  // it has started from what another process of the job has saved
   bool partial_ = false;
-  bool preallocated_ =
-      false;  // memory that is free in the arena is for a snapshot that is expected
+  // Until then, memory that is free in the arena is for a snapshot that is expected.
+  uint64_t preallocated_until_ns_ = 0;
   std::atomic<bool> hurried_{false};
   Transfers loads_;
   Transfers saves_;

@@ -40,6 +40,13 @@ class Training {
     }
     host_.wait_consumed();
   }
+  void end_with_one() {
+    while (tensors_.size() > 1) {
+      host_.free(tensors_.back().id);
+      tensors_.pop_back();
+    }
+    host_.wait_consumed();
+  }
   bool all_are(float value) {
     for (const Tensor& tensor : tensors_) {
       if (host_.values(tensor) != std::vector<float>(kCount, value)) return false;
@@ -96,6 +103,24 @@ TEST(a_snapshot_beside_the_execution_leaves_what_was_taken_for_another_one) {
   host.session().trim();
   EXPECT_EQ(memory_of(host.arena()), 2 * kBytes);
   EXPECT(training.all_are(2));
+}
+
+TEST(memory_that_was_taken_in_vain_is_given_back_after_a_while) {
+  for (const bool late : {false, true}) {
+    Host host;
+    if (late) host.options.limits.preallocated_ns = 0;
+    host.start();
+    Training training(host, 2);
+    uint64_t position = 0;
+    const File older(host.snapshot(&position));
+    host.commit(position);
+    training.step(2);
+    preallocate(host);
+    training.end_with_one();
+    const File newer(host.snapshot(&position, false));
+    EXPECT_EQ(memory_of(host.arena()), (late ? 3 : 4) * kBytes);
+    EXPECT(training.all_are(2));
+  }
 }
 
 TEST(a_preallocation_ends_with_the_session_or_when_others_wait) {
