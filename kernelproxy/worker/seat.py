@@ -13,7 +13,7 @@ import traceback
 
 from kernelproxy.common.errors import ProtocolError, WorkerError
 from kernelproxy.common.ipc.framing import recv_message, send_message
-from kernelproxy.common.protocol import ContentsListed, ListContents, Message, Open
+from kernelproxy.common.protocol import ContentsListed, End, ListContents, Message, Open
 from kernelproxy.worker.library import SeatCounts, error
 from kernelproxy.worker.session import WorkerSession
 
@@ -90,7 +90,8 @@ class SeatServer:
             if isinstance(order, ListContents):
                 self._list_contents(control)
                 order, fds = recv_message(control)
-            WorkerSession(control, self._library, self.host).execute(checked(order), fds)
+            if not isinstance(order, End):  # it is given up before it has a session
+                WorkerSession(control, self._library, self.host).execute(checked(order), fds)
         except OSError:  # also the end of the connection: only this session ends
             pass
         except BaseException:

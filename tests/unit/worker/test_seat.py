@@ -158,6 +158,19 @@ def test_a_session_is_freed_if_its_agent_has_gone_before_it_was_opened(agent: Ag
     assert agent.joined().fileno() >= 0
 
 
+def test_a_session_that_is_given_up_before_it_is_opened_leaves_the_others(
+    agent: AgentSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int] = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    connection = agent.join()
+    send_message(connection, End())
+    assert has_ended(connection)
+    assert ends == []
+    assert list(agent.library.open) == [0]
+    assert not agent.library.ended.is_set()
+
+
 def test_a_connection_without_a_first_order_counts_as_a_session(agent: AgentSide) -> None:
     connection = agent.join()
     send_message(agent.connections[0], End())
