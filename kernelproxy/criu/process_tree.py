@@ -8,12 +8,27 @@ from pathlib import Path
 
 
 def tree(pid: int) -> Iterator[int]:
-    """Yield a process and all its descendants."""
+    """Yield a process and all its descendants; if some end meanwhile, others may be missing."""
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*"):
         with suppress(OSError):
             for child in (task / "children").read_text("ascii").split():
                 yield from tree(int(child))
+
+
+def is_within(pid: int, ancestor: int) -> bool:
+    """Return True if a process is another one, or descends from it.
+
+    Unlike `tree`, it misses no process while others end.
+    """
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        try:
+            pid = int(status(pid)["PPid"])
+        except (OSError, KeyError):  # it has ended
+            return False
+    return False
 
 
 def shared_memory(pids: Iterable[int]) -> str | None:

@@ -19,7 +19,7 @@ from kernelproxy.agent.children.child_saver import ChildSaver
 from kernelproxy.agent.children.saved_child import ChildSide
 from kernelproxy.agent.session.job import JobRank
 from kernelproxy.common.errors import ControlError
-from kernelproxy.criu.process_tree import numbers, tree
+from kernelproxy.criu.process_tree import is_within, numbers
 
 ANOTHER = "Another process has begun to use the device meanwhile: try again."
 
@@ -70,9 +70,8 @@ class FamilyCut:
 
     def _check_can_be_saved(self, kernel_pid: int, kernel_job: JobRank | None) -> None:
         """Raise ControlError for a process that would not be saved with the kernel's."""
-        within = set(tree(kernel_pid))
         for each in self._children:
-            if each.pid not in within:
+            if not is_within(each.pid, kernel_pid):
                 raise ControlError(
                     f"{each.name}: It is no process of the notebook's any more, or has only begun "
                     "to use the device.",

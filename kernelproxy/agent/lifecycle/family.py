@@ -9,7 +9,7 @@ from kernelproxy.agent.lifecycle.session import Session
 from kernelproxy.agent.session.core import Inhibitor
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import OpenSession
-from kernelproxy.criu.process_tree import tree
+from kernelproxy.criu.process_tree import is_within
 
 PARENT_ENDED = "The session of the process that started it has ended."
 
@@ -58,7 +58,8 @@ class Families:
         """
         for each in self._sessions.values():
             there = each.kernel
-            if name in there.continues and each.core.owner == uid and pid in tree(there.pid or 0):
+            continues = name in there.continues and each.core.owner == uid
+            if continues and is_within(pid, there.pid or 0):
                 return each
         return None
 

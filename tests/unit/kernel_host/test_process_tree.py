@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kernelproxy.criu.process_tree import numbers, shared_memory, tree
+from kernelproxy.criu.process_tree import is_within, numbers, shared_memory, tree
 
 #: Maps a file, starts another process that does, and ends with its input.
 PROGRAM = """
@@ -37,11 +37,15 @@ def test_processes_that_share_memory_are_found() -> None:
         found = list(tree(process.pid))
         assert found[0] == process.pid
         assert len(found) == 2
+        assert all(is_within(pid, process.pid) for pid in found)
+        assert is_within(found[1], os.getpid())
+        assert not is_within(process.pid, found[1])
         assert [len(numbers(pid)) for pid in found] == [len(numbers(os.getpid()))] * 2
         assert shared_memory(found) == "shared"
         assert shared_memory(found[:1]) is None
         assert process.stdin is not None
         process.stdin.close()
+    assert not is_within(found[1], os.getpid())
     with pytest.raises(OSError, match="No such"):
         shared_memory(found)
     with mmap.mmap(fd, 4096):
