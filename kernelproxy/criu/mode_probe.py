@@ -35,11 +35,13 @@ CACHE = "process-form.json"
 REFUSAL_SECONDS = 600.0
 STEP_SECONDS = 10.0
 
-# Counts connections, and sends the count to each; the count shows that it is the same process.
+# Counts connections, and sends the count to each; the count shows that it is the same process. It
+# ends by itself if the daemon that tries has died.
 _TRIAL = """
 import os, socket
 wait, wake = os.pipe()
 server = socket.create_server(("127.0.0.1", 0))
+server.settimeout(60)
 print(server.getsockname()[1], wake, flush=True)
 for count in range(10):
     connection, _ = server.accept()
