@@ -183,6 +183,8 @@ class Screen:
         self.page, self.lab, self._pictures = page, lab, pictures
         #: Errors in the console, and exceptions and rejections without a handler.
         self.complaints: list[str] = []
+        #: Pattern of elements that move when a command is done, maybe long after the click.
+        self.moving = "Toastify"
         #: Requests to our own API: method and path.
         self.requests: list[str] = []
         page.set_default_timeout(1e3 * SECONDS_MAX)
@@ -287,7 +289,7 @@ class Screen:
             found: list[dict[str, Any]] = self.page.evaluate("window.singShifts")
         except Error:
             return []
-        ours = re.compile(r"(?!.*Toastify).*jp-Sing")
+        ours = re.compile(rf"(?!.*({self.moving})).*jp-Sing")
         return [each for each in found if any(map(ours.match, each["places"]))]
 
 

@@ -43,6 +43,7 @@ def test_training_session_is_migrated_in_the_panel(lab: Lab, screen: Screen) -> 
     item.click(button="right")
     screen.page.locator(".lm-Menu-item:visible", has_text="Migrate").click()
     screen.page.locator(f".jp-Dialog input[value='{target}']").check()
+    screen.moving += "|jp-RunningSessions-item"  # the session is shown below its new device
     screen.page.locator(".jp-Dialog .jp-mod-accept").click()
     named = f"Simulated GPU {target[-1]}"
     patient(screen.page.locator(".jp-RunningSessions")).to_contain_text(named)
