@@ -140,76 +140,40 @@ Lstm cudnn(const Network& net) {
   return {output, hy, cy};
 }
 
-// Networks with one state: by cuDNN, or as `native` computes them.
-template <typename Native>
-Rnn with_one_state(CudnnMode mode, const at::Tensor& input, const at::Tensor& state,
-                   at::TensorList weights, bool has_biases, int64_t layers, double dropout,
-                   bool train, bool bidirectional, bool batch_first, const at::Tensor& batch_sizes,
-                   const Native& native) {
-  const Network net{mode,    input, state,         weights,     has_biases, layers,
-                    dropout, train, bidirectional, batch_first, batch_sizes};
-  if (!uses_cudnn(net)) return native();
+// Networks with one state: by cuDNN, or as torch's own kernel computes them.
+using Padded = Rnn (*)(const at::Tensor& input, const at::Tensor& state, at::TensorList weights,
+                       bool has_biases, int64_t layers, double dropout, bool train,
+                       bool bidirectional, bool batch_first);
+using Packed = Rnn (*)(const at::Tensor& data, const at::Tensor& batch_sizes,
+                       const at::Tensor& state, at::TensorList weights, bool has_biases,
+                       int64_t layers, double dropout, bool train, bool bidirectional);
+
+template <CudnnMode mode, Padded native>
+Rnn padded(const at::Tensor& input, const at::Tensor& state, at::TensorList weights,
+           bool has_biases, int64_t layers, double dropout, bool train, bool bidirectional,
+           bool batch_first) {
+  const Network net{mode,   input,   state, weights,       has_biases,
+                    layers, dropout, train, bidirectional, batch_first};
+  if (!uses_cudnn(net)) {
+    return native(input, state, weights, has_biases, layers, dropout, train, bidirectional,
+                  batch_first);
+  }
   auto [output, hy, none] = cudnn(net);
   return {output, hy};
 }
 
-Rnn gru(const at::Tensor& input, const at::Tensor& state, at::TensorList weights, bool has_biases,
-        int64_t layers, double dropout, bool train, bool bidirectional, bool batch_first) {
-  return with_one_state(kCudnnGru, input, state, weights, has_biases, layers, dropout, train,
-                        bidirectional, batch_first, {}, [&] {
-                          return at::native::gru(input, state, weights, has_biases, layers, dropout,
-                                                 train, bidirectional, batch_first);
-                        });
-}
-
-Rnn gru_packed(const at::Tensor& data, const at::Tensor& batch_sizes, const at::Tensor& state,
-               at::TensorList weights, bool has_biases, int64_t layers, double dropout, bool train,
-               bool bidirectional) {
-  return with_one_state(kCudnnGru, data, state, weights, has_biases, layers, dropout, train,
-                        bidirectional, false, batch_sizes, [&] {
-                          return at::native::gru(data, batch_sizes, state, weights, has_biases,
-                                                 layers, dropout, train, bidirectional);
-                        });
-}
-
-Rnn rnn_tanh(const at::Tensor& input, const at::Tensor& state, at::TensorList weights,
-             bool has_biases, int64_t layers, double dropout, bool train, bool bidirectional,
-             bool batch_first) {
-  return with_one_state(kCudnnTanh, input, state, weights, has_biases, layers, dropout, train,
-                        bidirectional, batch_first, {}, [&] {
-                          return at::native::rnn_tanh(input, state, weights, has_biases, layers,
-                                                      dropout, train, bidirectional, batch_first);
-                        });
-}
-
-Rnn rnn_tanh_packed(const at::Tensor& data, const at::Tensor& batch_sizes, const at::Tensor& state,
-                    at::TensorList weights, bool has_biases, int64_t layers, double dropout,
-                    bool train, bool bidirectional) {
-  return with_one_state(kCudnnTanh, data, state, weights, has_biases, layers, dropout, train,
-                        bidirectional, false, batch_sizes, [&] {
-                          return at::native::rnn_tanh(data, batch_sizes, state, weights, has_biases,
-                                                      layers, dropout, train, bidirectional);
-                        });
-}
-
-Rnn rnn_relu(const at::Tensor& input, const at::Tensor& state, at::TensorList weights,
-             bool has_biases, int64_t layers, double dropout, bool train, bool bidirectional,
-             bool batch_first) {
-  return with_one_state(kCudnnRelu, input, state, weights, has_biases, layers, dropout, train,
-                        bidirectional, batch_first, {}, [&] {
-                          return at::native::rnn_relu(input, state, weights, has_biases, layers,
-                                                      dropout, train, bidirectional, batch_first);
-                        });
-}
-
-Rnn rnn_relu_packed(const at::Tensor& data, const at::Tensor& batch_sizes, const at::Tensor& state,
-                    at::TensorList weights, bool has_biases, int64_t layers, double dropout,
-                    bool train, bool bidirectional) {
-  return with_one_state(kCudnnRelu, data, state, weights, has_biases, layers, dropout, train,
-                        bidirectional, false, batch_sizes, [&] {
-                          return at::native::rnn_relu(data, batch_sizes, state, weights, has_biases,
-                                                      layers, dropout, train, bidirectional);
-                        });
+template <CudnnMode mode, Packed native>
+Rnn packed(const at::Tensor& data, const at::Tensor& batch_sizes, const at::Tensor& state,
+           at::TensorList weights, bool has_biases, int64_t layers, double dropout, bool train,
+           bool bidirectional) {
+  const Network net{mode,    data,  state,         weights, has_biases, layers,
+                    dropout, train, bidirectional, false,   batch_sizes};
+  if (!uses_cudnn(net)) {
+    return native(data, batch_sizes, state, weights, has_biases, layers, dropout, train,
+                  bidirectional);
+  }
+  auto [output, hy, none] = cudnn(net);
+  return {output, hy};
 }
 
 Lstm lstm_packed(const at::Tensor& data, const at::Tensor& batch_sizes, at::TensorList state,
@@ -269,12 +233,12 @@ Lstm lstm(const at::Tensor& input, at::TensorList state, at::TensorList weights,
 void register_recurrent(torch::Library& kernels) {
   kernels.impl("lstm.input", &lstm);
   kernels.impl("lstm.data", &lstm_packed);
-  kernels.impl("gru.input", &gru);
-  kernels.impl("gru.data", &gru_packed);
-  kernels.impl("rnn_tanh.input", &rnn_tanh);
-  kernels.impl("rnn_tanh.data", &rnn_tanh_packed);
-  kernels.impl("rnn_relu.input", &rnn_relu);
-  kernels.impl("rnn_relu.data", &rnn_relu_packed);
+  kernels.impl("gru.input", &padded<kCudnnGru, &at::native::gru>);
+  kernels.impl("gru.data", &packed<kCudnnGru, &at::native::gru>);
+  kernels.impl("rnn_tanh.input", &padded<kCudnnTanh, &at::native::rnn_tanh>);
+  kernels.impl("rnn_tanh.data", &packed<kCudnnTanh, &at::native::rnn_tanh>);
+  kernels.impl("rnn_relu.input", &padded<kCudnnRelu, &at::native::rnn_relu>);
+  kernels.impl("rnn_relu.data", &packed<kCudnnRelu, &at::native::rnn_relu>);
 }
 
 }  // namespace sing::client
