@@ -82,7 +82,7 @@ class Suite:
         self.logs = self.scratch / "logs"
         self.logs.mkdir()
         self._metadata = self.scratch / "metadata"
-        describe(self._metadata)
+        write_entry_points(self._metadata)
         self.transformers = has_module("transformers")
 
     def pack(self) -> None:
@@ -271,7 +271,7 @@ def tail_of(text: str, lines: int = 4) -> str:
     return " / ".join(text.strip().splitlines()[-lines:])[-600:]
 
 
-def describe(directory: Path) -> None:
+def write_entry_points(directory: Path) -> None:
     """Write the project's entry points where Python finds them, as it need not be installed.
 
     Without them a daemon has no scheduler.

@@ -87,13 +87,8 @@ def test_a_process_that_does_not_detach_is_named_and_all_continue(
     all_continue(manager, before)
     manager.kernel.ask("tell", 1, "refuse", "")
     assert manager.kernel.ask("checkpoint", "two", "process")["omitted"] == []
-    names = [
-        each["name"]
-        for each in host.call(
-            CheckpointsRequest(),
-        ).checkpoints
-    ]
-    assert set(names) == {"one", "two"}
+    made = host.call(CheckpointsRequest()).checkpoints
+    assert {each["name"] for each in made} == {"one", "two"}
 
 
 def test_a_process_that_dies_meanwhile_is_named_and_the_others_continue(
