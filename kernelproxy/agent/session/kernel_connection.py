@@ -279,6 +279,8 @@ class KernelConnection:
             return KERNEL_ENDED
         except (OSError, ProtocolError) as error:
             return f"Its kernel's connection broke: {error}"
+        finally:
+            self._stayed(ControlError("Its process has disconnected: try again.", "busy"))
 
     def _count_cells(self, count: int) -> None:
         if count > self.cells_before:  # else it has only reconnected

@@ -114,7 +114,16 @@ class Incoming:
         self._shared: SharedMemory | None = None
 
     def read(self) -> tuple[list[Frame], bool]:
-        """Read what has arrived; return the frames that are complete, and if it is still open.
+        """Read what has arrived, up to one frame with content.
+
+        A peer that sends meanwhile cannot make it read without end.
+
+        Returns
+        -------
+        frames : list of Frame
+            Those that are complete.
+        open : bool
+            Whether the connection is still open.
 
         Raises
         ------
@@ -135,6 +144,8 @@ class Incoming:
                 self._left = self._left[count:]
             if (frame := self._advance()) is not None:
                 frames.append(frame)
+                if len(frame.content):
+                    return frames, True
 
     def _receive(self) -> int:
         if self.token or self.connection.family != socket.AF_UNIX:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kernelproxy.agent.children.child_saver import LEAVE_SECONDS
 from kernelproxy.common.protocol import CheckpointsRequest, StatusRequest
 from tests.doubles.kernel.toy_process_manager import ToyProcessManager
 from tests.doubles.waiting import wait_until
@@ -89,6 +91,23 @@ def test_a_process_that_does_not_detach_is_named_and_all_continue(
     assert manager.kernel.ask("checkpoint", "two", "process")["omitted"] == []
     made = host.call(CheckpointsRequest()).checkpoints
     assert {each["name"] for each in made} == {"one", "two"}
+
+
+def test_a_process_that_ends_instead_of_detaching_is_named_at_once(
+    toy_host: StartHost, start_manager: StartManager
+) -> None:
+    host = toy_host()
+    manager = start_manager(host)
+    (_, _), (session, pid) = family(manager)
+    before = states(manager)
+    manager.kernel.ask("tell", 1, "end_instead")
+    begin = time.monotonic()
+    why = omitted(manager.kernel.ask("checkpoint", "one"))
+    assert why == f"toy rank (process {pid}): Its process has disconnected: try again."
+    assert time.monotonic() - begin < LEAVE_SECONDS
+    all_continue(manager, before[:2])
+    wait_until(lambda: session not in sessions(host))
+    assert manager.kernel.ask("checkpoint", "two", "process")["omitted"] == []
 
 
 def test_a_process_that_dies_meanwhile_is_named_and_the_others_continue(

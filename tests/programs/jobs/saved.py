@@ -26,8 +26,13 @@ def say(directory: str, name: str, text: str) -> None:
     partial.rename(path)
 
 
+def may_end(directory: str) -> bool:
+    """Return whether there is the file that lets processes end."""
+    return Path(directory, "go").exists()
+
+
 def alone(rank: int, directory: str, steps: int) -> None:
-    """Change a tensor of the device repeatedly; write its hash at the end."""
+    """Change a tensor of the device repeatedly; write its hash at the end, when it may end."""
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     value = torch.randn(64, 64, device="cuda")
@@ -35,6 +40,8 @@ def alone(rank: int, directory: str, steps: int) -> None:
         value = torch.tanh(value @ torch.rand(64, 64, device="cuda"))
         say(directory, f"step-{rank}", str(step))
         time.sleep(PAUSE_SECONDS)
+        while step == steps // 2 and not may_end(directory):
+            assert torch.ones(3, device="cuda").sum().item() == 3
     bits = value.cpu().numpy().tobytes()
     say(directory, f"found-{rank}", hashlib.sha256(bits).hexdigest())
 
@@ -43,7 +50,7 @@ def use_later(rank: int, directory: str) -> None:
     """Use the device as soon as there is one file, and end when there is another."""
     torch.set_num_threads(1)
     say(directory, f"step-{rank}", "0")
-    while not Path(directory, "go").exists():
+    while not may_end(directory):
         time.sleep(PAUSE_SECONDS)
     assert torch.ones(3, device="cuda").sum().item() == 3
     while not Path(directory, "end").exists():
@@ -59,7 +66,7 @@ def wait_for_the_last(rank: int, size: int, directory: str) -> None:
     value = torch.randn(1 << 16, device="cuda")
     dist.all_reduce(value)
     say(directory, f"step-{rank}", "0")
-    while rank == size - 1 and not Path(directory, "go").exists():
+    while rank == size - 1 and not may_end(directory):
         time.sleep(PAUSE_SECONDS)
     for _ in range(3):
         dist.all_reduce(value)
@@ -69,8 +76,15 @@ def wait_for_the_last(rank: int, size: int, directory: str) -> None:
     dist.destroy_process_group()
 
 
+def all_may_end(directory: str, device: torch.device) -> bool:
+    """Return whether all ranks may end; called by all."""
+    found = torch.tensor(int(may_end(directory)), device=device)
+    dist.all_reduce(found, dist.ReduceOp.MIN)
+    return bool(found)
+
+
 def train(rank: int, size: int, directory: str, steps: int, model: str, meet: str) -> None:
-    """Train a model with all ranks; write the hash of the weights at the end."""
+    """Train a model with all ranks; write the hash of the weights at the end, as in `alone`."""
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
     device = torch.device("cuda", rank)
@@ -87,6 +101,8 @@ def train(rank: int, size: int, directory: str, steps: int, model: str, meet: st
         optimizer.step()
         say(directory, f"step-{rank}", str(step))
         time.sleep(PAUSE_SECONDS)
+        while step == steps // 2 and not all_may_end(directory, device):
+            pass
     say(directory, f"found-{rank}", digest(network))
     dist.destroy_process_group()
 
