@@ -73,6 +73,9 @@ struct Row {
   // statistics that torch's SchemaInfo lists.
   std::array<std::string_view, 2> changes = {};
   bool changes_any = false;  // perhaps all arguments
+  // It computes each element by itself, and does not fail after it has changed some, if all
+  // operands have one shape and one floating dtype.
+  bool by_elements = false;
   Sharing sharing = Sharing::unknown;
   Substitute substitute = nullptr;      // computes it on a software device
   Substitute gpu_substitute = nullptr;  // computes it on a GPU
@@ -112,6 +115,7 @@ inline void combine(Row& into, const Row& with) {
   take(into.overwrites_self, with.overwrites_self);
   take(into.changes, with.changes);
   take(into.changes_any, with.changes_any);
+  take(into.by_elements, with.by_elements);
   take(into.sharing, with.sharing);
   take(into.substitute, with.substitute);
   take(into.gpu_substitute, with.gpu_substitute);

@@ -483,11 +483,16 @@ bool Executor::call(Reader& in) {
     try {
       refuse_skipped();
       TORCH_CHECK(complaint.empty(), complaint);
+      bool done = false;
       const auto perform_once = [&](bool again) {
         if (again) parse_again(record, op, arguments);
-        perform_checked(op, is_request() ? &answer_ : nullptr);
+        done = perform_checked(op, is_request() ? &answer_ : nullptr);
       };
       with_room(perform_once, &op);
+      if (!done) [[unlikely]] {
+        call_.clear();
+        return false;
+      }
       finish_carefully();
     } catch (const EndOfRun&) {
       throw;
@@ -552,9 +557,8 @@ void Executor::skip_call(const std::shared_ptr<const std::string>& cause) {
   if (!is_request()) lose_outputs(state_, expected_, cause);
 }
 
-void Executor::perform_checked(const Operator& op, Writer* answer) {
-  std::optional<Repetition> repetition;
-  if (before_) repetition.emplace(state_, call_, before_->bytes);
+// Returns false if the call waits for other sessions.
+bool Executor::perform_checked(const Operator& op, Writer* answer) {
   const CallRecordView record{op, op_, expected_, arguments_, header_.flags};
   bool derived = false;
   if (splicing_ && position_ >= careful_until_) [[unlikely]] {
@@ -563,9 +567,32 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
       splicing_->place_operands(call_);
       stage_ = Stage::results;
       splicing_->place_results(expected_);
-      return;
+      return true;
+    }
+    if (derived) {
+      const auto outcome = splicing_->meet(record, call_);
+      if (outcome == Rendezvous::Outcome::waits) return false;
+      if (outcome == Rendezvous::Outcome::together) {
+        perform_together(record);
+        return true;
+      }
     }
   }
+  perform_here(record, answer, derived);
+  return true;
+}
+
+// A failure ends the process: it could not be undone for the other sessions.
+void Executor::perform_together(const CallRecordView& record) noexcept {
+  perform_here(record, nullptr, /*derived=*/true);
+  splicing_->give(call_);
+}
+
+// `derived`: what its results are is known.
+void Executor::perform_here(const CallRecordView& record, Writer* answer, bool derived) {
+  const Operator& op = record.op;
+  std::optional<Repetition> repetition;
+  if (before_) repetition.emplace(state_, call_, before_->bytes);
   decoder_.materialise(call_, /*predicted=*/answer == nullptr);
   std::optional<WriteCheck> check;
   if (state_.limits.check_writes) check.emplace(state_, call_);

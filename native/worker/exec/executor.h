@@ -78,8 +78,8 @@ class Executor : private Postponed::Performer {
     }
   }
 
-  // Executes the record at `position`. Throws CorruptLog. Returns false if the run is to end before
-  // the client has taken the record's answer: the record then counts as not executed.
+  // Executes the record at `position`. Throws CorruptLog. Returns false if the record counts as not
+  // executed: the run is to end before the client has taken its answer, or waits() is true now.
   bool execute(uint64_t position, const RecordHeader& header, std::span<const std::byte> payload);
   // Around any number of records: settings and generators of the process are this session's.
   void enter() {
@@ -92,6 +92,15 @@ class Executor : private Postponed::Performer {
   void set_deterministic(bool on) {
     settings_change();
     determinism_.set(on, state_.settings);
+  }
+  // In a seat: true if the next record waits for other sessions; see Note [Rendezvous].
+  bool waits() const noexcept { return splicing_ && splicing_->waits(); }
+  // True if it must be executed before anything else is done.
+  bool given() const { return splicing_ && splicing_->given(); }
+  // True if the turn is to continue with it.
+  bool ready() const { return !splicing_ || splicing_->ready(); }
+  void end_waiting() noexcept {
+    if (waits()) splicing_->end_waiting();
   }
   // Fingerprint of the last record, for `Steps`: the same for the same operator on the same shapes;
   // 0 for a record that is not part of steps.
@@ -123,7 +132,9 @@ class Executor : private Postponed::Performer {
   Failure failed(const std::string& operation, bool draws = false);
   void perform(const Operator& op, Call& call, const ExpectedReturns& expected,
                uint8_t flags) override;
-  void perform_checked(const Operator& op, Writer* answer);
+  bool perform_checked(const Operator& op, Writer* answer);
+  void perform_here(const CallRecordView& record, Writer* answer, bool derived);
+  void perform_together(const CallRecordView& record) noexcept;
   void check_results(Writer* answer);
   // The operator that should have computed a lost or stale operand of the call; null if there is
   // none.

@@ -130,6 +130,7 @@ void Operators::define(uint32_t number, std::string name, std::string overload) 
     op.draws = op.name == "sing::run_graph" || op.handle->hasTag(at::Tag::nondeterministic_seeded);
     if (software_) op.sharing = row.sharing;
     op.determined = software_ && is_determined(op, row);
+    op.by_elements = op.determined && row.by_elements;
     op.substitute = software_ ? row.substitute : row.gpu_substitute;
   }
   if (number >= operators_.size()) operators_.resize(number + 1);

@@ -52,6 +52,7 @@ struct Operator {
   bool draws = false;    // it may draw random numbers
   // Equal operands give equal results and changes: see Note [Replicas].
   bool determined = false;
+  bool by_elements = false;  // see Row
 };
 
 // Limits on a log. No restriction, except for the fuzzer, which must not run the operators that it
@@ -64,6 +65,8 @@ struct Limits {
   bool check_splicing = false;       // compare bytes that are held once: see Note [Replicas]
   uint64_t piece_bytes = 4 << 20;    // bytes copied at once between a storage and the arena
   uint64_t mapped_bytes = 1 << 20;   // extents of this size are mapped, not copied, when loaded
+  // Calls that change versions of this size do that for all their owners: less is copied faster.
+  uint64_t together_bytes = 1 << 20;
   // Time for which memory is kept that was taken in advance, see Snapshots::preallocate().
   uint64_t preallocated_ns = 600'000'000'000;
 };

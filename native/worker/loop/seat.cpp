@@ -1,37 +1,79 @@
 #include "worker/loop/seat.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "worker/loop/clock.h"
 
 namespace sing {
 
+namespace {
+
+// Interval at which the executor looks whether an interrupted turn can continue, when no other turn
+// changes that.
+constexpr std::chrono::milliseconds kLook{10};
+
+}  // namespace
+
 void Seat::serve() {
   std::unique_lock lock(mutex_);
-  while (true) {
-    if (waiting_.empty()) let_go(over_);
-    changed_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
-    if (waiting_.empty()) return;
-    Turn* turn = waiting_.front();
-    waiting_.pop_front();
-    waiting_count_.store(waiting_.size(), std::memory_order_relaxed);
+  while (Turn* turn = next(lock)) {
     turn->begun = true;
     present_ = turn;
     if (last_ == &turn->orders) left_ns_ = 0;
     last_ = &turn->orders;
     lock.unlock();
+    bool interrupted = false;
     try {
-      turn->work();
+      interrupted = turn->member.carry_out();
     } catch (...) {
       turn->failure = std::current_exception();
     }
     const uint64_t left_ns = monotonic_ns();
     lock.lock();
-    left_ns_ = waiting_.empty() ? 0 : left_ns;
     present_ = nullptr;
     let_go(over_);
-    over_ = turn;
+    if (interrupted) {
+      interrupted_.push_back(turn);
+    } else {
+      over_ = turn;
+    }
+    count_waiting();
+    left_ns_ = wanted() ? left_ns : 0;
   }
+}
+
+// Waits for a turn that can begin or continue; returns null at the end.
+Seat::Turn* Seat::next(std::unique_lock<std::mutex>& lock) {
+  while (true) {
+    const auto ready = std::find_if(interrupted_.begin(), interrupted_.end(),
+                                    [](Turn* turn) { return turn->member.ready(); });
+    Turn* turn = nullptr;
+    if (ready != interrupted_.end()) {
+      turn = *ready;
+      interrupted_.erase(ready);
+    } else if (!waiting_.empty()) {
+      turn = waiting_.front();
+      waiting_.pop_front();
+    }
+    if (turn) {
+      count_waiting();
+      return turn;
+    }
+    let_go(over_);
+    left_ns_ = 0;
+    if (!interrupted_.empty()) {
+      changed_.wait_for(lock, kLook);
+    } else if (ended_) {
+      return nullptr;
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+void Seat::count_waiting() noexcept {
+  waiting_count_.store(waiting_.size() + interrupted_.size(), std::memory_order_seq_cst);
 }
 
 void Seat::let_go(Turn*& turn) noexcept {
@@ -56,11 +98,11 @@ void Seat::note_begun() noexcept {
   let_go(over_);
 }
 
-void Seat::take_turn(Orders& orders, const std::function<void()>& work) {
-  Turn turn(orders, work);
+void Seat::take_turn(Orders& orders, Member& member) {
+  Turn turn(orders, member);
   std::unique_lock lock(mutex_);
   waiting_.push_back(&turn);
-  waiting_count_.store(waiting_.size(), std::memory_order_seq_cst);
+  count_waiting();
   if (Turn* present = present_) {  // the executor may sleep until its client writes records
     ++present->wakers;
     lock.unlock();
@@ -75,7 +117,7 @@ void Seat::take_turn(Orders& orders, const std::function<void()>& work) {
       lock, [&] { return (turn.done && turn.wakers == 0) || (!turn.begun && orders.pending()); });
   if (!turn.begun) {
     std::erase(waiting_, &turn);
-    waiting_count_.store(waiting_.size(), std::memory_order_relaxed);
+    count_waiting();
   }
   if (last_ == &orders && orders.ended()) last_ = nullptr;
   if (turn.failure) std::rethrow_exception(turn.failure);
@@ -86,6 +128,7 @@ bool Seat::wanted() const { return waiting_count_.load(std::memory_order_seq_cst
 void Seat::notify() {
   const std::lock_guard lock(mutex_);
   for (Turn* turn : waiting_) turn->changed.notify_all();
+  if (!interrupted_.empty()) changed_.notify_all();
 }
 
 }  // namespace sing

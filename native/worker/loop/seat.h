@@ -42,10 +42,21 @@ class Seat {
   Switches switches() const { return {switches_.load(), switch_ns_.load()}; }
   Helpers& helpers() { return helpers_; }
 
+  // What a session does in its turn.
+  class Member {
+   public:
+    // Returns true if it was interrupted: it is to be continued when it is ready.
+    virtual bool carry_out() = 0;
+    virtual bool ready() = 0;
+
+   protected:
+    ~Member() = default;
+  };
+
   // --- the thread of a session ---
-  // Has the executor carry out `turn`, and waits until it has ended; rethrows its exception. If
+  // Has the executor carry out a turn, and waits until it has ended; rethrows its exception. If
   // orders come before it begins, it is not carried out.
-  void take_turn(Orders& orders, const std::function<void()>& turn);
+  void take_turn(Orders& orders, Member& member);
 
   // --- in a turn ---
   // To be called when everything is ready for its first record: the thread of the session before
@@ -61,9 +72,9 @@ class Seat {
  private:
   // Lives as long as its session's thread waits for `done`.
   struct Turn {
-    Turn(Orders& orders, const std::function<void()>& work) : orders(orders), work(work) {}
+    Turn(Orders& orders, Member& member) : orders(orders), member(member) {}
     Orders& orders;
-    const std::function<void()>& work;
+    Member& member;
     std::condition_variable changed;  // wakes its session's thread
     bool begun = false;
     bool done = false;
@@ -71,14 +82,17 @@ class Seat {
     std::exception_ptr failure;
   };
   void let_go(Turn*& turn) noexcept;
+  Turn* next(std::unique_lock<std::mutex>& lock);
+  void count_waiting() noexcept;
 
   Helpers helpers_;
   mutable std::mutex mutex_;         // everything below
   std::condition_variable changed_;  // wakes the executor
   std::deque<Turn*> waiting_;
+  std::deque<Turn*> interrupted_;
   Turn* present_ = nullptr;
-  Turn* over_ = nullptr;  // the last turn, while its session's thread still waits
-  std::atomic<size_t> waiting_count_{0};
+  Turn* over_ = nullptr;                  // the last turn, while its session's thread still waits
+  std::atomic<size_t> waiting_count_{0};  // of both
   const Orders* last_ = nullptr;
   uint64_t left_ns_ = 0;  // when the last turn ended, if another one waited; 0: none did
   std::atomic<uint64_t> switches_{0};

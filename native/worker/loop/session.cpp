@@ -278,7 +278,7 @@ void Session::drain(uint64_t end, uint64_t head) {
     // What was executed before would now be executed in another way.
     if (!state_.device.is_cpu()) state_.exactness.note_inexact();
   }
-  while (consumed_ < end && !orders_.pending()) {
+  while (consumed_ < end && (!orders_.pending() || executor_.given())) {
     const uint64_t furthest = worker_->furthest.load(std::memory_order_relaxed);
     state_.storages.enforce(consumed_ >= furthest);
     const std::byte* at = log_.data() + consumed_ % capacity_;
@@ -286,7 +286,7 @@ void Session::drain(uint64_t end, uint64_t head) {
     std::memcpy(&header, at, sizeof(header));
     if (!valid(header, head - consumed_)) throw CorruptLog("a record with an impossible header");
     const std::span<const std::byte> payload(at + sizeof(header), header.bytes - sizeof(header));
-    if (steps_.reached() && belongs_to_step(header)) {
+    if (steps_.reached() && belongs_to_step(header) && !executor_.given()) {
       steps_.aim_at_nothing();
       orders_.lease(leaving_.load(std::memory_order_relaxed), false);
       break;

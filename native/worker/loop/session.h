@@ -56,7 +56,7 @@ struct SessionOptions {
 // software device (0: as they are).
 void settle_thread(int threads);
 
-class Session {
+class Session : private Seat::Member {
  public:
   Session(const SessionFiles& files, const SessionOptions& options);
   ~Session();
@@ -105,7 +105,9 @@ class Session {
   void execute_log();
   bool execute_some();
   void take_turns();
-  void take_turn();
+  bool carry_out() override;
+  bool ready() override { return orders_.pending() || executor_.ready(); }
+  bool rests() const;
   bool linger();
   void drain(uint64_t end, uint64_t head);
   bool await_turn(bool request);

@@ -23,19 +23,36 @@ constexpr std::chrono::milliseconds kDry{20};
 // What this thread does between two turns, and what the executor does in one,
 // exclude each other.
 void Session::take_turns() {
-  const std::function<void()> turn = [this] { take_turn(); };
+  struct Joined {
+    Joined(Replicas* replicas, uint32_t session, std::function<bool()> rests)
+        : replicas(replicas), session(session) {
+      if (replicas) replicas->rendezvous().join(session, std::move(rests));
+    }
+    ~Joined() {
+      if (replicas) replicas->rendezvous().leave(session);
+    }
+    Replicas* replicas;
+    uint32_t session;
+  } joined(state_.storages.replicas(), state_.storages.session(), [this] { return rests(); });
   while (!orders_.pending() || obey()) {
     if (state_.storages.holds_freed()) let_go();
     if (client_->head.load(std::memory_order_acquire) != consumed_ ||
         consumed_ >= awaited_.load(std::memory_order_acquire)) {
-      seat_->take_turn(orders_, turn);
+      seat_->take_turn(orders_, *this);
     } else {
       sleep();
     }
   }
 }
 
-void Session::take_turn() {
+// True if it is not expected to execute anything soon.
+bool Session::rests() const {
+  return orders_.pending() || (client_->awaiting_peers.load() != 0 &&
+                               client_->head.load(std::memory_order_acquire) ==
+                                   worker_->consumed.load(std::memory_order_relaxed));
+}
+
+bool Session::carry_out() {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::NoGradGuard no_grad;
   struct Entered {
@@ -45,15 +62,18 @@ void Session::take_turn() {
   } entered(executor_);
   dry_since_ns_ = 0;
   seat_->note_begun();
-  while (!orders_.pending()) {
+  while (!orders_.pending() || executor_.given()) {
     if (execute_some()) {
       dry_since_ns_ = 0;
+      if (executor_.waits() && !orders_.pending()) return true;
     } else {
       helpers_.waited();
       if (!linger()) break;
     }
   }
+  executor_.end_waiting();
   state_.storages.settle();  // only the executor may call kernels
+  return false;
 }
 
 // At the end of the log: waits for further records. Returns false if the turn is to end.

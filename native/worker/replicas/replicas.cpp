@@ -4,6 +4,8 @@
 #include <memory>
 #include <thread>
 
+#include "worker/replicas/rendezvous.h"
+
 namespace sing {
 
 namespace {
@@ -12,6 +14,10 @@ namespace {
 constexpr unsigned kThreadsMax = 4;
 
 }  // namespace
+
+Replicas::Replicas(Hash hash) : hash_(hash), rendezvous_(std::make_unique<Rendezvous>(*this)) {}
+
+Replicas::~Replicas() = default;
 
 Share::Share(const Share& other) : version_(other.version_), session_(other.session_) {
   if (!version_) return;
@@ -28,17 +34,30 @@ bool Share::leave(bool only_alone) noexcept {
       if (only_alone) return false;
       owners.erase(std::find(owners.begin(), owners.end(), session_));
       const bool last = std::find(owners.begin(), owners.end(), session_) == owners.end();
-      if (last) table.bytes_shared_ -= version_->bytes;
+      if (last && !version_->given_up) table.bytes_shared_ -= version_->bytes;
       version_ = nullptr;
       return false;
     }
-    table.versions_.erase(version_->id);
-    for (const ContentId& id : version_->others) table.versions_.erase(id);
-    --table.count_;
+    if (!version_->given_up) table.remove(*version_);
   }
   // After the lock was released: freeing large storages takes a while.
   delete std::exchange(version_, nullptr);
   return true;
+}
+
+void Replicas::remove(const Version& version) noexcept {
+  versions_.erase(version.id);
+  for (const ContentId& id : version.others) versions_.erase(id);
+  --count_;
+}
+
+void Replicas::give_up(Share& share) noexcept {
+  Version& version = *std::exchange(share.version_, nullptr);
+  remove(version);
+  auto& owners = version.owners;
+  bytes_shared_ -= version.bytes * (owners.size() - 1);
+  owners.erase(std::find(owners.begin(), owners.end(), share.session_));
+  version.given_up = true;
 }
 
 uint32_t Replicas::join() {
@@ -48,6 +67,7 @@ uint32_t Replicas::join() {
 }
 
 void Replicas::leave(uint32_t session) noexcept {
+  rendezvous_->leave(session);
   std::lock_guard lock(mutex_);
   sessions_.erase(session);
 }

@@ -11,7 +11,8 @@
 // A *version* is bytes with a known content; its owners are storages of any session. Before a call
 // is executed, the ids of its results are looked up: if there are versions of all of them, the
 // results become their owners, and no kernel runs (*squash*). Before its bytes change, a storage
-// leaves its version; if the version has other owners, the storage takes a copy.
+// leaves its version; if the version has other owners, the storage takes a copy, unless they all
+// are to change it by the same call: see Note [Rendezvous] in rendezvous.h.
 //
 // No two storages of a session own one version: operators may tell tensors that share memory from
 // others.
@@ -36,6 +37,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <span>
@@ -48,6 +50,7 @@
 
 namespace sing {
 
+class Rendezvous;
 class Replicas;
 
 // One owner of a version.
@@ -76,6 +79,7 @@ class Share {
   bool leave_if_alone() noexcept { return leave(/*only_alone=*/true); }
 
  private:
+  friend class Rendezvous;
   friend class Replicas;
   struct Version {
     Replicas& table;
@@ -85,6 +89,7 @@ class Share {
     const c10::Storage storage;
     const uint64_t bytes;
     c10::SmallVector<uint32_t, 8> owners;  // their sessions
+    bool given_up = false;                 // the bytes are other ones by now
   };
   Share(Version* version, uint32_t session) noexcept : version_(version), session_(session) {}
   bool leave(bool only_alone) noexcept;
@@ -101,7 +106,8 @@ class Replicas {
     return sing::hash(bytes, Hashed::bytes);
   }
   // `hash`: of the bytes of storages; tests use a worse one.
-  explicit Replicas(Hash hash = &hash_bytes) : hash_(hash) {}
+  explicit Replicas(Hash hash = &hash_bytes);
+  ~Replicas();
   Replicas(const Replicas&) = delete;
   Replicas& operator=(const Replicas&) = delete;
 
@@ -110,6 +116,8 @@ class Replicas {
   // Returns a number for a session, which it has until it leaves.
   uint32_t join();
   void leave(uint32_t session) noexcept;
+  // Where sessions that have turns meet.
+  Rendezvous& rendezvous() noexcept { return *rendezvous_; }
   // Returns a share of the version with that id for a session; empty if there is none, or the
   // session owns it already. `id` becomes the first id of the version.
   Share find(ContentId& id, uint32_t session);
@@ -160,9 +168,14 @@ class Replicas {
  private:
   // Most other ids of a version: what never changes may be read again and again.
   static constexpr size_t kOthersMax = 8;
+  friend class Rendezvous;
   friend class Share;
   using Version = Share::Version;
   Version* own(ContentId& id, uint32_t session);
+  // With the lock: the bytes are to be changed for all owners, so the version is found no more. The
+  // share leaves it.
+  void give_up(Share& share) noexcept;
+  void remove(const Version& version) noexcept;
 
   const Hash hash_;
   std::atomic<uint64_t> squashed_{0}, postponed_{0}, recomputed_{0}, uploads_{0};
@@ -175,6 +188,7 @@ class Replicas {
   uint64_t executed_count_ = 0;
   uint64_t count_ = 0;
   uint64_t bytes_shared_ = 0;
+  const std::unique_ptr<Rendezvous> rendezvous_;  // leaves versions when it ends
 };
 
 }  // namespace sing

@@ -39,6 +39,23 @@ Geometry geometry_of(const at::Tensor& tensor) {
   return geometry;
 }
 
+// True if all operands of one element of the lists have one shape, or are numbers, and all have
+// floating dtypes, one for each element.
+bool fit_by_elements(const Call& call) {
+  c10::SmallVector<const Geometry*, 16> first;
+  for (const Operand& operand : call.operands) {
+    const Geometry& geometry = operand.geometry;
+    if (!c10::isFloatingType(geometry.dtype) || (geometry.flags & kMarks) != 0) return false;
+    if (operand.element >= first.size()) first.resize(operand.element + 1);
+    const Geometry*& other = first[operand.element];
+    if (other == nullptr && operand.argument == 0) other = &geometry;
+    if (other == nullptr) return false;
+    if (geometry.sizes.empty() && !operand.changed) continue;
+    if (geometry.dtype != other->dtype || geometry.sizes != other->sizes) return false;
+  }
+  return true;
+}
+
 // Marks the place of an operand's storage when it was added to what the call makes.
 constexpr uint32_t kAdded = uint32_t{1} << 31;
 uint32_t place_of(const Slot& slot) { return slot.place & ~kAdded; }
@@ -176,6 +193,47 @@ bool Splicing::find(const CallRecordView& record, Call& call) {
   return false;
 }
 
+Rendezvous::Outcome Splicing::meet(const CallRecordView& record, const Call& call) {
+  using Outcome = Rendezvous::Outcome;
+  Storages& storages = state_.storages;
+  c10::SmallVector<Share*, 16> changed;
+  uint64_t bytes = 0;
+  if (record.op.by_elements && !record.is_request() && whole_) {
+    for (const Made& one : made_) {
+      Slot& slot = storages.at(call.operands[one.which].id);
+      if (one.result || slot.filled != slot.bytes || slot.bytes == 0) return Outcome::alone;
+      if (!slot.share) continue;
+      changed.push_back(&slot.share);
+      bytes += slot.bytes;
+    }
+  }
+  if (bytes == 0 || bytes < state_.limits.together_bytes || !fit_by_elements(call)) {
+    if (waits_) end_waiting();
+    return Outcome::alone;
+  }
+  // While it waits, others may change the bytes.
+  for (const Made& one : made_) {
+    storages.finish_saving(storages.at(call.operands[one.which].id));
+  }
+  const Outcome outcome =
+      rendezvous().meet(session(), call_, changed, ids_, storages.checks_splicing());
+  waits_ = outcome == Outcome::waits;
+  return outcome;
+}
+
+void Splicing::give(const Call& call) {
+  for (const Made& one : made_) {
+    const Slot& slot = state_.storages.at(call.operands[one.which].id);
+    TORCH_CHECK(slot.share && slot.share.id() == one.id, "internal: no version was made");
+  }
+  rendezvous().give(ids_);
+}
+
+void Splicing::end_waiting() noexcept {
+  waits_ = false;
+  rendezvous().end_waiting(session());
+}
+
 // Returns null if an operand's bytes may change before the call is executed.
 std::shared_ptr<Postponed> Splicing::postpone(const CallRecordView& record, const Call& call) {
   Postponed::Record made;
@@ -254,6 +312,7 @@ void Splicing::place_results(const ExpectedReturns& expected) {
   shares_.clear();
   storages.replicas()->count_squashed(postponed_ != nullptr);
   postponed_.reset();
+  if (waits_) end_waiting();
 }
 
 void Splicing::note(const CallRecordView& record, const Call& call) {

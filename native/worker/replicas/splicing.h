@@ -9,6 +9,7 @@
 #include "worker/exec/decode.h"
 #include "worker/exec/outputs.h"
 #include "worker/replicas/postponed.h"
+#include "worker/replicas/rendezvous.h"
 
 namespace sing {
 
@@ -37,8 +38,20 @@ class Splicing {
   bool find(const CallRecordView& record, Call& call);
   void place_operands(Call& call);
   void place_results(const ExpectedReturns& expected);
+  // If it returned false: whether the call is to be executed, and with whom.
+  Rendezvous::Outcome meet(const CallRecordView& record, const Call& call);
   // After that, if the call was executed: what its results are.
   void note(const CallRecordView& record, const Call& call);
+  // After that, if it was executed together.
+  void give(const Call& call);
+
+  // True if a call waits for other sessions, or for its results from them.
+  bool waits() const noexcept { return waits_; }
+  // True if others have executed its next record: see Rendezvous::given().
+  bool given() const { return waits_ && rendezvous().given(session()); }
+  // True if the turn is to continue.
+  bool ready() const { return !waits_ || rendezvous().ready(session()); }
+  void end_waiting() noexcept;
 
  private:
   // A result, or a changed operand.
@@ -48,6 +61,8 @@ class Splicing {
     uint32_t which;  // item or operand
   };
 
+  Rendezvous& rendezvous() const noexcept { return state_.storages.replicas()->rendezvous(); }
+  uint32_t session() const noexcept { return state_.storages.session(); }
   const ContentId& settings(bool deterministic);
   bool put_operands(const Call& call, size_t arguments_at);
   bool put_aliases(const ExpectedReturns& expected);
@@ -63,6 +78,7 @@ class Splicing {
   Postponed::Performer& performer_;
   ContentId settings_;  // and number of threads; none: unknown
   uint64_t calls_ = 0;
+  bool waits_ = false;
   // Of the current call.
   ContentId call_;
   Writer text_;

@@ -176,6 +176,10 @@ class Storages {
   void find_contents();
   // Makes versions of what was loaded and has a content.
   void enter_contents();
+  // Returns when the bytes may be changed by others, as no snapshot saves them any more.
+  void finish_saving(Slot& slot) {
+    if (slot.transfer && slot.storage) await_saved(slot);
+  }
   // Before the bytes of an operand change: they are no version any more. Its storage may be another
   // one afterwards.
   void prepare_change(Slot& slot);

@@ -148,13 +148,20 @@ TEST(a_session_that_waits_for_its_turn_obeys_orders) {
   // The executor is in a turn that does not end.
   WorkerPage page{};
   Orders orders(page);
-  std::thread blocker([&] {
-    seated.seat.take_turn(orders, [&] {
-      seated.seat.note_begun();
+  struct Blocking : Seat::Member {
+    Blocking(Seat& seat, std::atomic<bool>& blocked, std::atomic<bool>& go)
+        : seat(seat), blocked(blocked), go(go) {}
+    bool carry_out() override {
+      seat.note_begun();
       blocked = true;
       while (!go) sched_yield();
-    });
-  });
+      return false;
+    }
+    bool ready() override { return true; }
+    Seat& seat;
+    std::atomic<bool>&blocked, &go;
+  } blocking(seated.seat, blocked, go);
+  std::thread blocker([&] { seated.seat.take_turn(orders, blocking); });
   while (!blocked) sched_yield();
   const Tensor tensor = seated[1].allocate({4});
   (void)tensor;

@@ -1,0 +1,401 @@
+// Sessions of a seat change bytes that they hold once together: see Note [Rendezvous] in
+// worker/replicas/rendezvous.h.
+#include "worker/replicas/rendezvous.h"
+
+#include <algorithm>
+#include <barrier>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "oplog/futex.h"
+#include "tests/check.h"
+#include "tests/harness.h"
+#include "tests/worker/exec/random_program.h"
+#include "worker/loop/seat.h"
+#include "worker/replicas/replicas.h"
+
+using namespace sing;
+using namespace sing::test;
+
+namespace {
+
+constexpr int64_t kCount = 500'000;
+constexpr uint64_t kBytes = kCount * sizeof(float);
+
+// One rank, and the operators that it uses.
+struct Rank {
+  explicit Rank(Host& host) : host(host) {
+    host.start();
+    scale_op = host.define("aten::_foreach_mul_", "Scalar");
+    add_op = host.define("aten::_foreach_add_", "List");
+    sqrt_op = host.define("aten::_foreach_sqrt");
+  }
+  Tensor constant(float value) {
+    return host.upload(std::vector<float>(static_cast<size_t>(kCount), value), {kCount});
+  }
+  void scale(const std::vector<Tensor>& tensors, double by) {
+    host.call(CallRecord(scale_op, 2, 0).tensors(tensors).real(by));
+  }
+  void add(const std::vector<Tensor>& to, const std::vector<Tensor>& from) {
+    host.call(CallRecord(add_op, 3, 0).tensors(to).tensors(from).real(1));
+  }
+  void await_peers(bool waits) {
+    host.client().awaiting_peers.store(waits ? 1 : 0);
+    if (waits) futex_wake(low_half(host.client().head));
+  }
+  float value(const Tensor& tensor) {
+    const auto values = host.values(tensor);
+    for (const float each : values) EXPECT_EQ(each, values[0]);
+    return values[0];
+  }
+  const void* memory(const Tensor& tensor) {
+    return host.session().state().storages.slots()[tensor.id].storage.data();
+  }
+
+  Host& host;
+  uint32_t scale_op, add_op, sqrt_op;
+};
+
+class Job {
+ public:
+  // `checks`: that what is derived to be equal is; then no memory is changed for all.
+  explicit Job(size_t ranks, bool checks = false) {
+    for (size_t i = 0; i < ranks; ++i) {
+      hosts_.push_back(std::make_unique<Host>(size_t{64} << 20));
+      SessionOptions& options = hosts_.back()->options;
+      options.seat = &seat;
+      options.replicas = &replicas;
+      options.limits.check_splicing = checks;
+      this->ranks.push_back(std::make_unique<Rank>(*hosts_.back()));
+    }
+  }
+  ~Job() {
+    hosts_.clear();
+    seat.end();
+    executor_.join();
+  }
+  Rank& operator[](size_t rank) { return *ranks[rank]; }
+  // The same tensor for each rank.
+  std::vector<Tensor> constant(float value) {
+    std::vector<Tensor> made;
+    for (auto& rank : ranks) made.push_back(rank->constant(value));
+    for (auto& rank : ranks) rank->host.wait_consumed();
+    return made;
+  }
+  Rendezvous::Figures meetings() { return replicas.rendezvous().figures(); }
+
+  Seat seat{1};
+  Replicas replicas;
+  std::vector<std::unique_ptr<Rank>> ranks;
+
+ private:
+  std::vector<std::unique_ptr<Host>> hosts_;
+  std::thread executor_{[this] { seat.serve(); }};
+};
+
+void change_in_turn(bool checks) {
+  Job job(4, checks);
+  const auto weights = job.constant(3), steps = job.constant(1);
+  const void* const memory = job[0].memory(weights[0]);
+  constexpr int kRounds = 5;
+  float expected = 3;
+  for (int i = 0; i < kRounds; ++i) {
+    for (size_t rank = 0; rank < 4; ++rank) {
+      // The first to come is another one each time.
+      const size_t who = (rank + static_cast<size_t>(i)) % 4;
+      job[who].scale({weights[who]}, 2);
+      job[who].add({weights[who]}, {steps[who]});
+    }
+    expected = expected * 2 + 1;
+    if (i % 2 == 0) continue;
+    for (size_t rank = 0; rank < 4; ++rank) EXPECT_EQ(job[rank].value(weights[rank]), expected);
+  }
+  for (auto& rank : job.ranks) rank->host.wait_consumed();
+  EXPECT_EQ(job.meetings().together, uint64_t{2 * kRounds});
+  EXPECT_EQ(job.meetings().missed, uint64_t{0});
+  EXPECT_EQ(job.replicas.figures().executed, uint64_t{2 * kRounds});
+  EXPECT_EQ(job.replicas.figures().bytes_shared, 2 * 3 * kBytes);
+  for (size_t rank = 0; rank < 4; ++rank) {
+    if (!checks) EXPECT(job[rank].memory(weights[rank]) == memory);
+    EXPECT_EQ(job[rank].value(weights[rank]), expected);
+    EXPECT_EQ(job[rank].value(steps[rank]), 1.0f);
+  }
+}
+
+}  // namespace
+
+TEST(sessions_change_what_they_share_in_the_memory_where_it_is) { change_in_turn(false); }
+
+TEST(sessions_that_change_what_they_share_together_are_checked) { change_in_turn(true); }
+
+TEST(a_session_that_does_not_come_keeps_its_bytes) {
+  Job job(3);
+  const auto weights = job.constant(3);
+  job[2].await_peers(true);
+  job[0].scale({weights[0]}, 2);
+  job[1].scale({weights[1]}, 2);
+  EXPECT_EQ(job[0].value(weights[0]), 6.0f);
+  EXPECT_EQ(job[1].value(weights[1]), 6.0f);
+  EXPECT_EQ(job.meetings().together, uint64_t{0});
+  EXPECT(job.meetings().missed > 0);
+  EXPECT_EQ(job[2].value(weights[2]), 3.0f);
+  job[2].scale({weights[2]}, 2);
+  EXPECT_EQ(job[2].value(weights[2]), 6.0f);
+}
+
+TEST(sessions_that_change_it_differently_keep_their_bytes) {
+  Job job(3);
+  const auto weights = job.constant(3);
+  const double factors[] = {2, 2, 5};
+  for (size_t rank = 0; rank < 3; ++rank) job[rank].scale({weights[rank]}, factors[rank]);
+  EXPECT_EQ(job[0].value(weights[0]), 6.0f);
+  EXPECT_EQ(job[1].value(weights[1]), 6.0f);
+  EXPECT_EQ(job[2].value(weights[2]), 15.0f);
+  EXPECT_EQ(job.meetings().together, uint64_t{0});
+}
+
+TEST(bytes_that_another_tensor_of_an_owner_holds_are_not_changed) {
+  Job job(2);
+  // Of the first rank, the first tensor owns the version; of the second one, the other tensor.
+  const Tensor first = job[0].constant(3), other_first = job[0].constant(3);
+  const Tensor other_second = job[1].constant(3), second = job[1].constant(3);
+  for (auto& rank : job.ranks) rank->host.wait_consumed();
+  job[0].scale({first}, 2);
+  job[1].scale({second}, 2);
+  EXPECT_EQ(job[0].value(first), 6.0f);
+  EXPECT_EQ(job[1].value(second), 6.0f);
+  EXPECT_EQ(job[0].value(other_first), 3.0f);
+  EXPECT_EQ(job[1].value(other_second), 3.0f);
+}
+
+TEST(a_session_obeys_orders_while_it_waits_for_others) {
+  Job job(2);
+  const auto weights = job.constant(3);
+  job[0].scale({weights[0]}, 2);
+  Session& session = job[0].host.session();
+  uint64_t position = 0;
+  close(job[0].host.snapshot(&position));
+  EXPECT(position < job[0].host.head() || job.meetings().missed > 0);
+  session.lease(1, false);
+  session.await_parked();
+  job[1].scale({weights[1]}, 2);
+  EXPECT_EQ(job[1].value(weights[1]), 6.0f);
+  session.lease(2, true);
+  EXPECT_EQ(job[0].value(weights[0]), 6.0f);
+  job[0].scale({weights[0]}, 2);
+  job[0].host.stop();
+  EXPECT_EQ(job[1].value(weights[1]), 6.0f);
+}
+
+TEST(snapshots_while_sessions_meet_have_the_bytes_of_their_positions) {
+  Job job(3);
+  const auto weights = job.constant(1), steps = job.constant(1);
+  constexpr int kRounds = 300;
+  std::vector<std::future<void>> programs;
+  for (size_t rank = 0; rank < 3; ++rank) {
+    programs.push_back(std::async(std::launch::async, [&, rank] {
+      for (int i = 0; i < kRounds; ++i) job[rank].add({weights[rank]}, {steps[rank]});
+    }));
+  }
+  std::mt19937 random(7);
+  for (int i = 0; i < 30; ++i) {
+    const size_t rank = random() % 3;
+    uint64_t position = 0;
+    const int snapshot = job[rank].host.snapshot(&position, random() % 2 == 0);
+    Host& host = job[rank].host;
+    host.prepare(snapshot);
+    close(snapshot);
+    host.take_over();
+  }
+  for (auto& each : programs) each.get();
+  for (size_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(job[rank].value(weights[rank]), static_cast<float>(1 + kRounds));
+  }
+  std::printf("      %llu calls together\n",
+              static_cast<unsigned long long>(job.meetings().together));
+}
+
+namespace {
+
+constexpr int kSteps = 150;
+
+// What depends on nothing but the seed: changes in place, of several tensors at once, like those of
+// an optimizer, and whatever makes their bytes differ from those of others.
+class Changes {
+ public:
+  Changes(Host& host, uint64_t seed) : host_(host), random_(seed) {
+    scale_ = host.define("aten::_foreach_mul_", "Scalar");
+    add_ = host.define("aten::_foreach_add_", "List");
+    divide_ = host.define("aten::_foreach_addcdiv_", "Scalar");
+    mul_ = host.define("aten::mul", "Tensor");
+    shift_ = host.define("aten::add_", "Scalar");
+    normal_ = host.define("aten::normal_");
+    host.generator(1, GeneratorAction::seed, seed);
+    for (int i = 0; i < 5; ++i) tensors_.push_back(constant());
+  }
+  void step() {
+    const auto some = this->some(2);
+    const Tensor &one = some[0], &other = some[1];
+    switch (random_() % 12) {
+      case 0:
+        host_.write(one, std::vector<float>(kElements, number()).data());
+        return;
+      case 1:
+        host_.call(CallRecord(normal_, 4, 1)
+                       .tensor(one)
+                       .real(0.0)
+                       .real(1.0)
+                       .generator(1)
+                       .returns_nothing());
+        return;
+      case 2:
+        host_.values(one);
+        return;
+      case 3: {
+        const Tensor result{host_.next_id(), one.sizes};
+        host_.call(CallRecord(mul_, 2, 1).tensor(one).tensor(other).returns(result));
+        host_.free(one.id);
+        for (Tensor& each : tensors_) {
+          if (each.id == one.id) each.id = result.id;
+        }
+        return;
+      }
+      case 4: {
+        Tensor part = one;
+        part.sizes = {kElements / 2};
+        host_.call(CallRecord(shift_, 3, 1).tensor(part).real(number()).real(1).returns_nothing());
+        return;
+      }
+      case 5:
+      case 6:
+        host_.call(CallRecord(divide_, 4, 0)
+                       .tensors({one})
+                       .tensors({other})
+                       .tensors({other})
+                       .real(number()));
+        return;
+      case 7:
+      case 8:
+        host_.call(CallRecord(add_, 3, 0).tensors({one}).tensors({other}).real(number()));
+        return;
+      default:
+        host_.call(CallRecord(scale_, 2, 0).tensors(this->some(1 + random_() % 4)).real(number()));
+    }
+  }
+  std::vector<std::vector<float>> result() {
+    std::vector<std::vector<float>> found;
+    for (const Tensor& tensor : tensors_) found.push_back(host_.values(tensor));
+    return found;
+  }
+
+ private:
+  static constexpr int64_t kElements = 20'000;
+  float number() { return static_cast<float>(random_() % 7 + 1) / 4; }
+  Tensor constant() { return host_.upload(std::vector<float>(kElements, number()), {kElements}); }
+  std::vector<Tensor> some(size_t count) {
+    auto found = tensors_;
+    std::shuffle(found.begin(), found.end(), random_);
+    found.resize(count);
+    return found;
+  }
+
+  Host& host_;
+  Random random_;
+  uint32_t scale_, add_, divide_, mul_, shift_, normal_;
+  std::vector<Tensor> tensors_;
+};
+
+std::vector<std::vector<float>> alone(uint64_t seed) {
+  Host host(size_t{256} << 20);
+  host.start();
+  Changes program(host, seed);
+  for (int i = 0; i < kSteps; ++i) program.step();
+  return program.result();
+}
+
+// Not-a-number is equal to itself.
+bool same(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& one, const auto& other) {
+    return one.size() == other.size() &&
+           std::memcmp(one.data(), other.data(), one.size() * sizeof(float)) == 0;
+  });
+}
+
+// Three sessions execute the same program, another one a program of its own.
+void compare(uint64_t seed, uint64_t& together) {
+  const std::vector<uint64_t> seeds{seed, seed, seed, seed + 1'000'000};
+  Replicas replicas;
+  Seat seat(1);
+  std::thread executor([&seat] { seat.serve(); });
+  std::vector<std::unique_ptr<Host>> hosts;
+  for (size_t i = 0; i < seeds.size(); ++i) {
+    hosts.push_back(std::make_unique<Host>(size_t{256} << 20));
+    SessionOptions& options = hosts.back()->options;
+    options.seat = &seat;
+    options.replicas = &replicas;
+    options.limits.piece_bytes = 4096;
+    options.limits.mapped_bytes = uint64_t{4096} << seed % 5;
+    options.limits.together_bytes = 1;
+    options.limits.check_splicing = seed % 3 == 0;
+    hosts.back()->start();
+    hosts.back()->client().awaiting_peers.store(1);  // no session waits long for it
+  }
+  std::barrier<> steps(static_cast<std::ptrdiff_t>(seeds.size()));
+  std::vector<std::future<std::vector<std::vector<float>>>> found;
+  for (size_t i = 0; i < seeds.size(); ++i) {
+    found.push_back(std::async(std::launch::async, [&, i] {
+      Changes program(*hosts[i], seeds[i]);
+      Disturber disturber(*hosts[i], seed + i);
+      const auto arrive = [&steps](std::barrier<>*) { steps.arrive_and_drop(); };
+      const std::unique_ptr<std::barrier<>, decltype(arrive)> leaving(&steps, arrive);
+      for (int step = 0; step < kSteps; ++step) {
+        steps.arrive_and_wait();
+        program.step();
+        disturber.step();
+      }
+      disturber.finish();
+      return program.result();
+    }));
+  }
+  std::exception_ptr failure;
+  for (size_t i = 0; i < seeds.size(); ++i) {
+    try {
+      if (!same(found[i].get(), alone(seeds[i]))) {
+        throw CheckFailed("a result of session " + std::to_string(i) + " differs");
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  together += replicas.rendezvous().figures().together;
+  hosts.clear();
+  seat.end();
+  executor.join();
+  EXPECT_EQ(replicas.figures().versions, uint64_t{0});
+  EXPECT_EQ(replicas.figures().bytes_shared, uint64_t{0});
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+TEST(random_programs_that_change_bytes_together_end_as_alone) {
+  uint64_t together = 0;
+  const uint64_t fresh = std::random_device()();
+  for (uint64_t i = 0; i < 20; ++i) {
+    const uint64_t seed = i < 10 ? i + 1 : fresh + i;
+    try {
+      compare(seed, together);
+    } catch (const std::exception& error) {
+      throw CheckFailed("program " + std::to_string(seed) + ": " + error.what());
+    }
+  }
+  std::printf("      %llu calls together\n", static_cast<unsigned long long>(together));
+  EXPECT(together > 50);
+}
