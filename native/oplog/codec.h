@@ -65,7 +65,8 @@ struct StorageEntry {
   uint64_t bytes;
 };
 static_assert(sizeof(StorageEntry) == 16);
-enum class StorageAction : uint32_t { allocate = 0, free = 1 };
+// vacate: its bytes are not used until it was overwritten as a whole.
+enum class StorageAction : uint32_t { allocate = 0, free = 1, vacate = 2 };
 
 // Kind of an operator's failure, so that the notebook raises the exception that torch would raise.
 enum class ErrorKind : uint8_t {

@@ -49,6 +49,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
         [ctypes.py_object, ctypes.py_object, ctypes.c_uint64, ctypes.c_uint64],
         ctypes.py_object,
     ),
+    "sing_client_vacate": ([ctypes.py_object], ctypes.py_object),
     "sing_client_premultiplier": ([ctypes.py_object], ctypes.py_object),
     "sing_client_position": ([], ctypes.c_uint64),
     "sing_client_address": ([ctypes.py_object], ctypes.py_object),
@@ -252,6 +253,10 @@ class NativeClient:
         An interrupt cannot leave the name to the next copy.
         """
         self._library.sing_client_copy_named(to, source, *name)
+
+    def vacate(self, storage: Any) -> None:
+        """Let the device give up the memory of a storage that will be overwritten as a whole."""
+        self._library.sing_client_vacate(storage)
 
     def premultiplier(self, op: Any) -> Any:
         """Return the factor of a boxed ``ReduceOp`` of kind PREMUL_SUM."""

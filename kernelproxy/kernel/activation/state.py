@@ -201,6 +201,12 @@ def copy_named(to: Any, source: Any, name: tuple[int, int]) -> None:
         client.copy_named(to, source, name)
 
 
+def vacate(tensor: Any) -> None:
+    """Let the device give up the memory of a tensor that will be overwritten as a whole."""
+    if (client := _current.client) is not None:
+        client.vacate(tensor.untyped_storage())
+
+
 def premultiplier(op: Any) -> Any:
     """Return the factor of a boxed ``ReduceOp`` of kind PREMUL_SUM: a number, or one in a tensor.
 

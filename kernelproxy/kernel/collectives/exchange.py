@@ -82,11 +82,17 @@ def reduce_scatter(
     return reduction.combine(all_to_all(call, inputs, [output] * call.size), call.rank)
 
 
-def all_reduce(call: Call, data: torch.Tensor, reduction: Reduction) -> list[torch.Tensor]:
-    """Return the reduction of the data of all ranks, in pieces; `data` may be overwritten."""
+def all_reduce(
+    call: Call, data: torch.Tensor, reduction: Reduction, *, keeps: bool = False
+) -> list[torch.Tensor]:
+    """Return the reduction of the data of all ranks, in pieces.
+
+    `data` may be overwritten, unless the caller `keeps` it.
+    """
     if _small(data):
-        return [reduction.combine(all_gather(call, data, [data] * call.size), call.rank)]
-    mine, parts = _reduce_piece(call, data, reduction)
+        given = all_gather(call, data, [data] * call.size)
+        return [reduction.combine(given, call.rank, torch.empty_like(data) if keeps else data)]
+    mine, parts = _reduce_piece(call, data, reduction, keeps=keeps)
     for rank in call.others:
         call.send(rank, mine, stage=1)
     found = [mine] * call.size
@@ -114,12 +120,16 @@ def _small(data: torch.Tensor) -> bool:
 
 
 def _reduce_piece(
-    call: Call, data: torch.Tensor, reduction: Reduction
+    call: Call, data: torch.Tensor, reduction: Reduction, *, keeps: bool = False
 ) -> tuple[torch.Tensor, list[slice]]:
-    """Reduce one piece of the data on each rank; put this rank's in its place, and return it."""
+    """Reduce one piece of the data on each rank, and return this rank's.
+
+    It is put in its place, unless the caller `keeps` its data.
+    """
     parts = pieces(data.numel(), call.size)
     inputs = [data[part] for part in parts]
     mine = inputs[call.rank]
-    found = reduction.combine(all_to_all(call, inputs, [mine] * call.size), call.rank)
-    mine.copy_(found)  # nothing, where it was reduced in place
-    return mine, parts
+    into = call.group.empty(mine.numel(), mine.dtype) if keeps else mine
+    found = reduction.combine(all_to_all(call, inputs, [mine] * call.size), call.rank, into)
+    into.copy_(found)  # nothing, where it was reduced there
+    return into, parts

@@ -84,15 +84,18 @@ class Reduction:
         """Return what a rank contributes that has these numbers; they may be overwritten."""
         return own.mul_(self.factor) if self.name == "PREMUL_SUM" else own
 
-    def combine(self, parts: Sequence[torch.Tensor], mine: int) -> torch.Tensor:
+    def combine(
+        self, parts: Sequence[torch.Tensor], mine: int, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Reduce one tensor of each rank, in the order of ranks.
 
-        Only `mine` may be overwritten: the others may be memory of their ranks.
+        Only `into` may be overwritten, or `mine` without it: the others may be memory of their
+        ranks.
         """
         combine = _COMBINE["SUM" if self.name in ("AVG", "PREMUL_SUM") else self.name]
         if parts[0].dtype in _FLOAT8:
             combine = _rounded(combine)
-        found = _node(combine, parts, mine)
+        found = _node(combine, parts, mine, parts[mine] if into is None else into)
         return self._average(found, len(parts)) if self.name == "AVG" else found
 
     @staticmethod
@@ -104,20 +107,25 @@ class Reduction:
         return total.div_(count, rounding_mode="trunc")  # as NCCL
 
 
-def _node(combine: Combine, parts: Sequence[torch.Tensor], mine: int) -> torch.Tensor:
+def _node(
+    combine: Combine, parts: Sequence[torch.Tensor], mine: int, into: torch.Tensor
+) -> torch.Tensor:
     if len(parts) == 1:
         return parts[0]
     middle = split(len(parts))
-    left = _node(combine, parts[:middle], mine)
-    right = _node(combine, parts[middle:], mine - middle)
-    free = (
-        left
-        if middle > 1 or mine == 0
-        else right
-        if len(parts) - middle > 1 or mine == middle
-        else None
-    )
-    return combine(left, right, torch.empty_like(left) if free is None else free)
+    left = _node(combine, parts[:middle], mine, into)
+    right = _node(combine, parts[middle:], mine - middle, into)
+    if middle > 1:
+        out = left
+    elif mine == 0:
+        out = into
+    elif len(parts) - middle > 1:
+        out = right
+    elif mine == middle:
+        out = into
+    else:
+        out = torch.empty_like(left)
+    return combine(left, right, out)
 
 
 def split(count: int) -> int:

@@ -226,6 +226,17 @@ PyObject* sing_client_resize_storage(PyObject* storage, uint64_t bytes) {
   END_HANDLE_TH_ERRORS
 }
 
+// Lets the device give up the memory of a storage that will be overwritten as a whole before it is
+// read.
+PyObject* sing_client_vacate(PyObject* storage) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(THPStorage_Check(storage), "expected a torch.UntypedStorage");
+  const auto* slot = sing::client::slot_of(THPStorage_Unpack(storage).data_ptr());
+  sing::client::Session::get().vacate(*slot);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 // The number in the log of a device storage (a torch.UntypedStorage).
 PyObject* sing_client_storage_number(PyObject* storage) {
   HANDLE_TH_ERRORS

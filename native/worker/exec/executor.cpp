@@ -238,6 +238,8 @@ void Executor::storages(Reader& in) {
       state_.storages.allocate(entry.id, entry.bytes);
     } else if (entry.action == static_cast<uint32_t>(StorageAction::free)) {
       state_.storages.free(entry.id);
+    } else if (entry.action == static_cast<uint32_t>(StorageAction::vacate)) {
+      state_.storages.vacate(entry.id);
     } else {
       throw CorruptLog("an unknown action on a storage");
     }

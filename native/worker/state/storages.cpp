@@ -315,6 +315,12 @@ void Storages::lose(uint32_t id, std::shared_ptr<const std::string> cause, uint6
   lost.cause = std::move(cause);
 }
 
+void Storages::vacate(uint32_t id) {
+  static const auto cause = std::make_shared<const std::string>("a collective without a wait");
+  const Slot& slot = at(id);
+  if (replicas_ && slot.life == Slot::Life::live) lose(id, cause, slot.bytes);
+}
+
 void Storages::note_size(Slot& slot) {
   const uint64_t bytes = slot.storage.nbytes();
   if (bytes == slot.charged) return;

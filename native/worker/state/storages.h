@@ -106,6 +106,8 @@ class Storages {
   // storage.
   void bind(uint32_t id, c10::Storage storage, uint64_t bytes);
   void lose(uint32_t id, std::shared_ptr<const std::string> cause, uint64_t bytes);
+  // In a seat: gives up the memory of bytes that nothing uses until they are overwritten.
+  void vacate(uint32_t id);
   // To be called after an operator has resized a storage itself. Throws OutOfMemoryError if that
   // went beyond the grant; the storage stays as it is.
   void note_size(Slot& slot);
