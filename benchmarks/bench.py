@@ -33,7 +33,7 @@ from benchmarks.rates import memcpy_rate
 from benchmarks.sharing import crowd, hostile, jobs, packing, resizing, turns
 from benchmarks.sharing.crowd import Crowd
 from benchmarks.sharing.hostile import Attack
-from benchmarks.sharing.jobs import JobSteps
+from benchmarks.sharing.jobs import JobMemory, JobSteps
 from benchmarks.sharing.packing import Pair
 from benchmarks.sharing.resizing import Standstill
 from benchmarks.sharing.turns import BenchmarkTurns
@@ -178,6 +178,7 @@ class Results:
     crowd: Crowd | None = None
     hostile: list[Attack] = field(default_factory=list)
     jobs: list[JobSteps] = field(default_factory=list)
+    job_memory: JobMemory | None = None
     standstills: list[Standstill] = field(default_factory=list)
     compilation: Compilation | None = None
     memcpy_gb_per_second: float = 0.0
@@ -439,7 +440,8 @@ def run(
         _show(hostile.report(results.hostile))
     if "jobs" in parts:
         results.jobs = list(jobs.measure_jobs(daemon_for_jobs, *scale.jobs))
-        _show(jobs.report(results.jobs))
+        results.job_memory = jobs.measure_memory(daemon_for_jobs)
+        _show(jobs.report(results.jobs, results.job_memory))
     if "resizes" in parts:
         results.standstills = list(resizing.measure_standstills(daemon_for_jobs, scale.resized))
         _show(resizing.report(results.standstills))
@@ -547,7 +549,12 @@ def report(results: Results) -> str:
     if results.hostile:
         lines += ["## Another user who means harm", "", *hostile.report(results.hostile), ""]
     if results.jobs:
-        lines += ["## Jobs of several ranks", "", *jobs.report(results.jobs), ""]
+        lines += [
+            "## Jobs of several ranks",
+            "",
+            *jobs.report(results.jobs, results.job_memory),
+            "",
+        ]
     if results.standstills:
         lines += ["## Jobs that are resized", "", *resizing.report(results.standstills), ""]
     if results.compilation is not None:

@@ -23,11 +23,15 @@ SING = [sys.executable, "-m", "jupyter_sing.cli"]
 #: Ranks, and devices on which they run.
 PLACES = ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1))
 
-#: What a process of several sessions logs: microseconds of a switch, and calls that were not
-#: executed, or only later.
+#: What a process of several sessions logs: microseconds of a switch, calls that were not executed,
+#: or only later, and the most memory that their tensors took.
 SHARED = re.compile(
-    r"^worker: .* switches of (\d+) us, .* executed, (\d+) not \(and (\d+) ", re.MULTILINE
+    r"^worker: .* switches of (\d+) us, .* executed, (\d+) not \(and (\d+) .* (\d+) MiB held",
+    re.MULTILINE,
 )
+
+#: Of the job whose memory is measured.
+MEMORY_STEPS, MEMORY_WIDTH = 5, 4096
 
 #: Starts a daemon, given its number of devices.
 Daemon = Callable[[int], AbstractContextManager[object]]
@@ -68,6 +72,28 @@ class JobSteps:
         return self.proxied / (self.alone * -(-self.ranks // self.devices))
 
 
+@dataclass(frozen=True)
+class JobMemory:
+    """Memory of the tensors of four ranks on one device.
+
+    Parameters
+    ----------
+    held : float
+        Most MiB at a time, what ranks hold together once.
+    parameters, activations : float
+        MiB of one rank's model, and of what one forward pass keeps.
+    """
+
+    held: float
+    parameters: float
+    activations: float
+
+    @property
+    def expected(self) -> float:
+        """MiB of parameters, AdamW's state, gradients twice, and one rank's activations."""
+        return 5 * self.parameters + self.activations
+
+
 def measure_jobs(daemon: Daemon, steps: int, ranks_max: int) -> Iterator[JobSteps]:
     """Measure `PLACES`, and plain torch just before, for each number of ranks.
 
@@ -97,16 +123,28 @@ def measure_jobs(daemon: Daemon, steps: int, ranks_max: int) -> Iterator[JobStep
         if devices > 1 or not shared:
             yield JobSteps(ranks, devices, proxied, plain[ranks], alone)
             continue
-        switch, saved, later = map(int, shared[-1])
+        switch, saved, later, _ = map(int, shared[-1])
         spared = (saved - later) / found["steps"] / (ranks - 1)
         calls = int(found["calls"])
         yield JobSteps(ranks, devices, proxied, plain[ranks], alone, switch, calls, spared)
 
 
-def _run(launcher: Sequence[str], ranks: int, kind: str, steps: int) -> dict[str, float]:
+def measure_memory(daemon: Daemon) -> JobMemory:
+    """Measure the memory of four ranks on one device, whose gradients are views of buckets."""
+    with daemon(1):
+        found = _run([*SING, "run"], 4, "cuda", MEMORY_STEPS, str(MEMORY_WIDTH))
+        subprocess.run([*SING, "stop"], check=True)
+        log = (runtime_dir() / "agent.log").read_text(encoding="utf-8", errors="replace")
+    *_, held = map(int, SHARED.findall(log)[-1])
+    return JobMemory(held, found["parameters"] / 2**20, found["activations"] / 2**20)
+
+
+def _run(
+    launcher: Sequence[str], ranks: int, kind: str, steps: int, *more: str
+) -> dict[str, float]:
     """Run a job; return what its first rank has measured."""
     done = subprocess.run(
-        [*launcher, "--nproc-per-node", str(ranks), str(PROGRAM), kind, str(steps)],
+        [*launcher, "--nproc-per-node", str(ranks), str(PROGRAM), kind, str(steps), *more],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
@@ -117,8 +155,15 @@ def _run(launcher: Sequence[str], ranks: int, kind: str, steps: int) -> dict[str
     return found
 
 
-def report(found: Sequence[JobSteps]) -> list[str]:
+def report(found: Sequence[JobSteps], memory: JobMemory | None) -> list[str]:
     """Return the figures as a table."""
+    sentence = [] if memory is None else [
+        "",
+        "Tensors of 4 ranks on one device, of which each has",
+        f"{memory.parameters:.0f} MiB of parameters, take at most {memory.held:.0f} MiB at a time.",
+        "Parameters, optimizer, twice the gradients, and the activations of one rank:",
+        f"{memory.expected:.0f} MiB.",
+    ]  # fmt: skip
     return [
         "An MLP of 1.3 million parameters under DistributedDataParallel, one compute thread for",
         "each rank and each device. Ideal is the step of one rank, as often as the busiest device",
@@ -139,4 +184,5 @@ def report(found: Sequence[JobSteps]) -> list[str]:
             )
             for each in found
         ),
+        *sentence,
     ]

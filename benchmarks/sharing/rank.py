@@ -1,6 +1,7 @@
-"""One rank of a job that trains an MLP with DistributedDataParallel: ``rank.py DEVICE STEPS``.
+"""One rank of a job that trains an MLP: ``rank.py DEVICE STEPS [WIDTH]``.
 
-Started as torchrun starts it. Rank 0 prints the seconds of one step, and counts, as JSON.
+Started as torchrun starts it, with DistributedDataParallel; with a width, gradients are views of
+its buckets. Rank 0 prints the seconds of one step, counts, and bytes, as JSON.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ WARM_STEPS = 5
 WIDTH = 1024
 
 
-def main(kind: str, steps: int) -> None:
+def main(kind: str, steps: int, width: int = WIDTH, *, views: bool = False) -> None:
     rank = int(os.environ["LOCAL_RANK"])
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     torch.manual_seed(0)
     layers = (
-        nn.Linear(256, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10),
+        nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10),
     )  # fmt: skip
-    net = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).to(device))
+    net = nn.parallel.DistributedDataParallel(
+        nn.Sequential(*layers).to(device), gradient_as_bucket_view=views
+    )
     optimizer = torch.optim.AdamW(net.parameters())
     inputs = torch.randn(256, 256, device=device)
     targets = torch.randint(10, (256,), device=device)
@@ -51,6 +54,9 @@ def main(kind: str, steps: int) -> None:
     if rank == 0:
         # Operators of the optimizer in a step, and how often it was called.
         found = {"step": seconds, "calls": calls, "steps": WARM_STEPS + 1 + steps}
+        found["parameters"] = sum(each.nbytes for each in net.parameters())
+        # Inputs, both layers before and after the activation, and outputs.
+        found["activations"] = len(inputs) * (256 + 4 * width + 10) * inputs.itemsize
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()
 
@@ -63,4 +69,5 @@ def operators() -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    given = [int(each) for each in sys.argv[2:]]
+    main(sys.argv[1], *given, views=len(given) > 1)

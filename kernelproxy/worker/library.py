@@ -64,7 +64,7 @@ class SeatCounts(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_uint64)
-        for name in ("switches", "switch_ns", "executed", "squashed", "recomputed")
+        for name in ("switches", "switch_ns", "executed", "squashed", "recomputed", "held_max")
     ]
 
 

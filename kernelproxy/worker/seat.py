@@ -60,7 +60,8 @@ class SeatServer:
         print(
             f"worker: {self._sessions} sessions, {counts.switches} switches of "
             f"{microseconds:.0f} us, {counts.executed} calls executed, {counts.squashed} not "
-            f"(and {counts.recomputed} of those later)",
+            f"(and {counts.recomputed} of those later), "
+            f"{counts.held_max / 2**20:.0f} MiB held at most",
             file=sys.stderr, flush=True,
         )  # fmt: skip
 

@@ -14,7 +14,8 @@ from kernelproxy.kernel.collectives import exchange
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
 from kernelproxy.kernel.collectives.group import Call, as_type
 from kernelproxy.kernel.collectives.launch import install_coalescing, launch, note, submit, unbox
-from kernelproxy.kernel.collectives.transfers import cut, joined, like, read, vacated, write
+from kernelproxy.kernel.collectives.replacement import Replacement
+from kernelproxy.kernel.collectives.transfers import cut, joined, like, read, write
 from kernelproxy.kernel.collectives.tree import OPERATIONS, Reduction
 from kernelproxy.kernel.collectives.work import Completion
 
@@ -80,21 +81,20 @@ def allreduce_coalesced_(
     """Replace each tensor by its reduction over all ranks."""
     dtype = _check("all_reduce", tensors)
     reduction = _reduction("all_reduce", op, dtype)
+    replacement = Replacement(tensors, reduction)
 
     def task(call: Call) -> None:
-        given = read(call.group, tensors, call.names("of", call.rank))
-        given = reduction.contribution(given)
-        with vacated(tensors if reduction.factor == 1 else [], given) as keeps:
-            found = exchange.all_reduce(call, given, reduction, keeps=keeps)
-            if len(tensors) == 1:
-                write(tensors[0], found, call.name("of all", 0))
-                return
-            parts = cut(joined(found), [tensor.numel() for tensor in tensors])
-            for i, (tensor, elements) in enumerate(zip(tensors, parts, strict=True)):
-                write(tensor, elements, call.name("of all", i))
+        given = replacement.take(call)
+        found = exchange.all_reduce(call, given, reduction, keeps=replacement.vacates)
+        if len(tensors) == 1:
+            write(tensors[0], found, call.name("of all", 0))
+            return
+        parts = cut(joined(found), [tensor.numel() for tensor in tensors])
+        for i, (tensor, elements) in enumerate(zip(tensors, parts, strict=True)):
+            write(tensor, elements, call.name("of all", i))
 
     text = _text(f"all_reduce ({reduction.name})", dtype, sum(t.numel() for t in tensors))
-    return launch(group, text, async_op, list(tensors), task)
+    return launch(group, text, async_op, list(tensors), task, replacement)
 
 
 def broadcast_(

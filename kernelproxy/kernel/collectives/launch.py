@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import distributed
 
 from kernelproxy.kernel.collectives.group import Call, Group
 from kernelproxy.kernel.collectives.host_threads import one_thread
+from kernelproxy.kernel.collectives.replacement import Replacement
 from kernelproxy.kernel.collectives.work import Completion, all_of, forget
 
 _groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
@@ -39,18 +41,29 @@ def unbox(boxed: Any) -> tuple[Any, Group]:
 
 
 def launch(
-    boxed: Any, text: str, async_op: bool, result: list[Any], task: Callable[[Call], None]
+    boxed: Any,
+    text: str,
+    async_op: bool,
+    result: list[Any],
+    task: Callable[[Call], None],
+    replacement: Replacement | None = None,
 ) -> Any:
-    """Execute a collective, or have it executed in the group's order; return its work."""
+    """Execute a collective, or have it executed in the group's order; return its work.
+
+    `replacement`: the context of the task; none: it needs none.
+    """
     process_group, group = unbox(boxed)
     call, completion = group.begin(text), Completion(result, group)
 
     def execute() -> None:
         # Tensors made in inference mode can be written only there; others can be, too.
-        with torch.inference_mode(), one_thread(), call.taking_part():
+        around = replacement or nullcontext()
+        with torch.inference_mode(), one_thread(), around, call.taking_part():
             task(call)
 
     if async_op:
+        if replacement is not None:
+            replacement.ahead(call)
         submit(group.lane(), execute, completion, result)
     else:
         group.lane().run(execute)

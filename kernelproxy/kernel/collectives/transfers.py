@@ -9,8 +9,7 @@ with those that receive it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,8 +18,6 @@ from kernelproxy.kernel.collectives.group import Group, Name
 from kernelproxy.kernel.collectives.outbox import SHARED_BYTES_MIN
 
 Tensor = torch.Tensor
-#: Smaller tensors keep their memory while a collective replaces them.
-VACATED_BYTES_MIN = 1 << 20
 Tensors = Sequence[Tensor]
 
 
@@ -57,29 +54,6 @@ def write(tensor: Tensor, elements: Tensor | Tensors, name: Name | None = None) 
     parts = cut(into.view(-1), [len(each) for each in elements])
     for part, each in zip(parts, elements, strict=True):
         _copy(part, each, name, tensor)
-
-
-@contextlib.contextmanager
-def vacated(tensors: Tensors, elements: Tensor) -> Iterator[bool]:
-    """Context in which a collective replaces device tensors, of which the elements were read.
-
-    Their old elements take no memory of the device meanwhile; they are restored if the collective
-    fails. So it must not change `elements`: yields whether that holds.
-    """
-    sizes = [tensor.untyped_storage().nbytes() for tensor in tensors]
-    whole = sizes == [tensor.nbytes for tensor in tensors]
-    if not whole or min(sizes, default=0) < VACATED_BYTES_MIN:
-        yield False
-        return
-    try:
-        for tensor in tensors:
-            state.vacate(tensor)
-        yield True
-    except BaseException:
-        parts = cut(elements, [tensor.numel() for tensor in tensors])
-        for tensor, part in zip(tensors, parts, strict=True):
-            write(tensor, part)
-        raise
 
 
 def _copy(to: Tensor, source: Tensor, name: Name | None, tensor: Tensor) -> None:

@@ -564,6 +564,7 @@ bool Executor::perform_checked(const Operator& op, Writer* answer) {
   const CallRecordView record{op, op_, expected_, arguments_, header_.flags};
   bool derived = false;
   if (splicing_ && position_ >= careful_until_) [[unlikely]] {
+    if (splicing_->make_zeros(record, call_)) return true;
     derived = splicing_->derive(record, call_, determinism_.on());
     if (derived && splicing_->find(record, call_)) {
       splicing_->place_operands(call_);
@@ -571,6 +572,7 @@ bool Executor::perform_checked(const Operator& op, Writer* answer) {
       splicing_->place_results(expected_);
       return true;
     }
+    if (splicing_->lets_others()) return false;
     if (derived) {
       const auto outcome = splicing_->meet(record, call_);
       if (outcome == Rendezvous::Outcome::waits) return false;
@@ -578,6 +580,8 @@ bool Executor::perform_checked(const Operator& op, Writer* answer) {
         perform_together(record);
         return true;
       }
+    } else if (splicing_->waits()) {
+      splicing_->end_waiting();
     }
   }
   perform_here(record, answer, derived);

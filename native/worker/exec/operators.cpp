@@ -131,6 +131,7 @@ void Operators::define(uint32_t number, std::string name, std::string overload) 
     if (software_) op.sharing = row.sharing;
     op.determined = software_ && is_determined(op, row);
     op.by_elements = op.determined && row.by_elements;
+    op.zeroes = op.determined && (op.name == "aten::zero_" || op.name == "aten::_foreach_zero_");
     op.substitute = software_ ? row.substitute : row.gpu_substitute;
   }
   if (number >= operators_.size()) operators_.resize(number + 1);

@@ -53,6 +53,7 @@ struct Operator {
   // Equal operands give equal results and changes: see Note [Replicas].
   bool determined = false;
   bool by_elements = false;  // see Row
+  bool zeroes = false;       // overwrites its first argument with zeros
 };
 
 // Limits on a log. No restriction, except for the fuzzer, which must not run the operators that it

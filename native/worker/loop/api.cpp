@@ -158,7 +158,8 @@ int sing_worker_list_contents() {
 void sing_worker_seat_figures(sing_worker_seat_counts* counts) {
   const auto switches = seat->switches();
   const auto figures = replicas->figures();
-  *counts = {switches.count, switches.ns, figures.executed, figures.squashed, figures.recomputed};
+  *counts = {switches.count,   switches.ns,        figures.executed,
+             figures.squashed, figures.recomputed, sing::Blocks::get().used_max()};
 }
 
 void sing_worker_close(int number) {

@@ -44,6 +44,7 @@ void sing_worker_end_seat();
 struct sing_worker_seat_counts {
   uint64_t switches, switch_ns;
   uint64_t executed, squashed, recomputed;  // calls
+  uint64_t held_max;                        // bytes
 };
 void sing_worker_seat_figures(struct sing_worker_seat_counts* counts);
 

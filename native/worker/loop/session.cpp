@@ -271,13 +271,30 @@ void Session::let_go() {
 // Executes the records that begin below `end`, or up to the next order.
 void Session::drain(uint64_t end, uint64_t head) {
   const uint64_t began = monotonic_ns();
-  bool asked = false;
   const bool deterministic = agent_->deterministic.load(std::memory_order_relaxed) != 0;
   if (deterministic != executor_.deterministic()) [[unlikely]] {
     executor_.set_deterministic(deterministic);
     // What was executed before would now be executed in another way.
     if (!state_.device.is_cpu()) state_.exactness.note_inexact();
   }
+  const bool asked = execute_records(end, head);
+  unsettled_ = !state_.device.is_cpu() || Blocks::get().kept() > 0;
+  const uint64_t now = monotonic_ns();
+  if (state_.time) {
+    if (client_->head.load(std::memory_order_relaxed) == consumed_) state_.time->finish(consumed_);
+    tell_device_time();
+  } else {
+    busy_ns_ += now - began;
+    worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
+  }
+  if (asked) requested_ns_ = now;
+  worker_->active_ns.store(now, std::memory_order_relaxed);
+  helpers_.worked(now, now - began);
+}
+
+// Returns true if there was a request among them.
+bool Session::execute_records(uint64_t end, uint64_t head) {
+  bool asked = false;
   while (consumed_ < end && (!orders_.pending() || executor_.given())) {
     const uint64_t furthest = worker_->furthest.load(std::memory_order_relaxed);
     state_.storages.enforce(consumed_ >= furthest);
@@ -305,18 +322,7 @@ void Session::drain(uint64_t end, uint64_t head) {
     worker_->consumed.store(consumed_, std::memory_order_release);
     tell_progress();
   }
-  unsettled_ = !state_.device.is_cpu() || Blocks::get().kept() > 0;
-  const uint64_t now = monotonic_ns();
-  if (state_.time) {
-    if (client_->head.load(std::memory_order_relaxed) == consumed_) state_.time->finish(consumed_);
-    tell_device_time();
-  } else {
-    busy_ns_ += now - began;
-    worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
-  }
-  if (asked) requested_ns_ = now;
-  worker_->active_ns.store(now, std::memory_order_relaxed);
-  helpers_.worked(now, now - began);
+  return asked;
 }
 
 // Before a record that may give the device something to do: waits while it has enough, see Note

@@ -36,12 +36,27 @@ void Session::take_turns() {
   } joined(state_.storages.replicas(), state_.storages.session(), [this] { return rests(); });
   while (!orders_.pending() || obey()) {
     if (state_.storages.holds_freed()) let_go();
+    give_back();
     if (client_->head.load(std::memory_order_acquire) != consumed_ ||
         consumed_ >= awaited_.load(std::memory_order_acquire)) {
       seat_->take_turn(orders_, *this);
     } else {
       sleep();
     }
+  }
+}
+
+// Executes the next records as long as they only allocate and free: others have their turns until
+// its own one comes, and can use the memory.
+void Session::give_back() {
+  const uint64_t head = checked_head();
+  while (consumed_ < std::min(head, awaited_.load(std::memory_order_acquire))) {
+    RecordHeader header;
+    std::memcpy(&header, log_.data() + consumed_ % capacity_, sizeof(header));
+    if (header.kind != static_cast<uint8_t>(RecordKind::storages)) return;
+    const uint64_t before = consumed_;
+    execute_records(consumed_ + 1, head);
+    if (consumed_ == before) return;  // there are orders
   }
 }
 

@@ -46,6 +46,7 @@ void Rendezvous::forget(uint32_t session, std::vector<Share>& unused) {
     }
     gift = next;
   }
+  gifts_left_ = gifts_.size();
 }
 
 // With the lock of the table.
@@ -167,7 +168,8 @@ void Rendezvous::give(std::span<const ContentId> made) {
   replicas_.find(made, holder_, gift.versions);
   for (const uint32_t partner : partners_) waiting_.at(partner).given = true;
   gift.left = std::exchange(partners_, {});
-  gifts_.push_back(std::move(gift));
+  if (!gift.left.empty()) gifts_.push_back(std::move(gift));
+  gifts_left_ = gifts_.size();
 }
 
 bool Rendezvous::given(uint32_t session) const {
@@ -179,7 +181,8 @@ bool Rendezvous::given(uint32_t session) const {
 bool Rendezvous::ready(uint32_t session) {
   const std::lock_guard lock(mutex_);
   const auto found = waiting_.find(session);
-  if (found == waiting_.end() || found->second.given) return true;
+  if (found == waiting_.end()) return gifts_.empty();
+  if (found->second.given) return true;
   Waiting& waiting = found->second;
   Owners owners;
   {

@@ -17,6 +17,7 @@
 // fit. If one fails nevertheless, the process ends: its sessions continue from their snapshots.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -58,6 +59,8 @@ class Rendezvous {
                std::span<const ContentId> made, bool copies);
   // `made`: the versions that the call has made. They exist until all others own them.
   void give(std::span<const ContentId> made);
+  // True if sessions are to become owners of what was given.
+  bool gives() const noexcept { return gifts_left_.load(std::memory_order_relaxed) != 0; }
   // True if another session has executed its next record for it: then it must be executed before
   // anything else is done.
   bool given(uint32_t session) const;
@@ -109,6 +112,7 @@ class Rendezvous {
   std::unordered_map<uint32_t, std::function<bool()>> members_;
   std::unordered_map<uint32_t, Waiting> waiting_;
   std::list<Gift> gifts_;
+  std::atomic<size_t> gifts_left_{0};
   std::set<uint32_t> partners_;  // in the call that is being executed together
   uint32_t holder_ = 0;          // owner of what is given
   uint64_t last_number_ = 0;

@@ -81,6 +81,22 @@ const ContentId& Splicing::settings(bool deterministic) {
   return settings_ = hash(text_.view(), Hashed::call);
 }
 
+bool Splicing::make_zeros(const CallRecordView& record, const Call& call) {
+  if (!record.op.zeroes || record.is_request() || !call.compounds.empty()) return false;
+  Storages& storages = state_.storages;
+  for (const Operand& operand : call.operands) {
+    const Geometry& geometry = operand.geometry;
+    if (!geometry.is_contiguous() || geometry.offset != 0 ||
+        geometry.storage_bytes() != storages.at(operand.id).bytes) {
+      return false;
+    }
+  }
+  for (const Operand& operand : call.operands) {
+    storages.allocate(operand.id, storages.at(operand.id).bytes);
+  }
+  return true;
+}
+
 bool Splicing::derive(const CallRecordView& record, const Call& call, bool deterministic) {
   if (!record.op.determined || !call.compounds.empty() || call.generators || state_.pending)
     return false;
@@ -191,6 +207,13 @@ bool Splicing::find(const CallRecordView& record, Call& call) {
   }
   shares_.clear();
   return false;
+}
+
+bool Splicing::lets_others() {
+  if (!rendezvous().gives()) return false;
+  if (given()) throw WrongSplice("the results of a call that others have executed are missing");
+  waits_ = true;
+  return true;
 }
 
 Rendezvous::Outcome Splicing::meet(const CallRecordView& record, const Call& call) {

@@ -30,6 +30,10 @@ class Splicing {
 
   // To be called when torch's settings have changed, of which the results of operators depend.
   void forget_settings() noexcept { settings_ = {}; }
+  // Executes a call that overwrites whole storages with zeros: they take no memory until they are
+  // changed, as each rank has some of its own until others can be given its own. Returns false if
+  // it is not such a call.
+  bool make_zeros(const CallRecordView& record, const Call& call);
   // Derives the contents of the results. Returns false if they are unknown. To be called before the
   // operands are materialised.
   bool derive(const CallRecordView& record, const Call& call, bool deterministic);
@@ -38,7 +42,10 @@ class Splicing {
   bool find(const CallRecordView& record, Call& call);
   void place_operands(Call& call);
   void place_results(const ExpectedReturns& expected);
-  // If it returned false: whether the call is to be executed, and with whom.
+  // If it returned false: true if the call is to wait while others become owners of what was made
+  // for them. Until then, what they keep cannot be freed.
+  bool lets_others();
+  // After that: whether the call is to be executed, and with whom.
   Rendezvous::Outcome meet(const CallRecordView& record, const Call& call);
   // After that, if the call was executed: what its results are.
   void note(const CallRecordView& record, const Call& call);

@@ -1,6 +1,7 @@
 #include "worker/state/blocks.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <malloc.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -31,7 +32,7 @@ Blocks& Blocks::get() {
 void Blocks::install() { c10::SetCPUAllocator(this, /*priority=*/1); }
 
 c10::DataPtr Blocks::allocate(size_t bytes) {
-  if (bytes < kLeastBytes) return c10::GetDefaultCPUAllocator()->allocate(bytes);
+  if (bytes < kLeastBytes) return from_heap(bytes);
   const std::lock_guard lock(mutex_);
   void* data = find(bytes);
   if (data == nullptr) {
@@ -39,11 +40,28 @@ c10::DataPtr Blocks::allocate(size_t bytes) {
     data = fresh_block(bytes);
     if (data == nullptr) {
       shrink(0);
-      return c10::GetDefaultCPUAllocator()->allocate(bytes);
+      return from_heap(bytes);
     }
     used_.emplace(data, bytes);
   }
+  count_used(static_cast<ptrdiff_t>(used_.at(data)));
   return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+}
+
+c10::DataPtr Blocks::from_heap(size_t bytes) {
+  c10::DataPtr data = c10::GetDefaultCPUAllocator()->allocate(bytes);
+  const size_t taken = bytes == 0 ? 0 : malloc_usable_size(data.get());
+  if (taken < kCountedBytes) return data;
+  count_used(static_cast<ptrdiff_t>(taken));
+  void* const memory = data.release_context();
+  return {memory, memory, &release, c10::Device(c10::DeviceType::CPU)};
+}
+
+void Blocks::count_used(ptrdiff_t bytes) noexcept {
+  const size_t used = used_bytes_ += static_cast<size_t>(bytes);
+  size_t most = used_max_.load(std::memory_order_relaxed);
+  while (bytes > 0 && used > most && !used_max_.compare_exchange_weak(most, used)) {
+  }
 }
 
 c10::DeleterFnPtr Blocks::raw_deleter() const { return &release; }
@@ -69,10 +87,13 @@ void Blocks::release(void* data) {
     if (const auto found = blocks.used_.find(data); found != blocks.used_.end()) {
       blocks.kept_.push_back({data, found->second});
       blocks.kept_bytes_ += found->second;
+      blocks.count_used(-static_cast<ptrdiff_t>(found->second));
       blocks.used_.erase(found);
       return blocks.shrink(kKeptBytes);
     }
   }
+  const size_t bytes = malloc_usable_size(data);
+  if (bytes >= kCountedBytes) blocks.count_used(-static_cast<ptrdiff_t>(bytes));
   c10::GetDefaultCPUAllocator()->raw_deleter()(data);
 }
 

@@ -9,6 +9,7 @@
 
 #include <c10/core/Allocator.h>
 
+#include <atomic>
 #include <cstddef>
 #include <list>
 #include <mutex>
@@ -21,6 +22,7 @@ class Blocks final : public c10::Allocator {
  public:
   static constexpr size_t kLeastBytes = 32 << 20;  // smaller ones come from the heap
   static constexpr size_t kKeptBytes = size_t{1} << 30;
+  static constexpr size_t kCountedBytes = 64 << 10;  // smaller ones are not counted as used
 
   // The only instance in this process; it is never destroyed.
   static Blocks& get();
@@ -32,6 +34,8 @@ class Blocks final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, size_t bytes) const override;
 
+  // Most bytes that were in use at a time.
+  size_t used_max() const noexcept { return used_max_.load(std::memory_order_relaxed); }
   // Bytes that are kept and not in use.
   size_t kept() const;
   // Gives all of them back.
@@ -44,6 +48,8 @@ class Blocks final : public c10::Allocator {
   };
 
   static void release(void* data);
+  c10::DataPtr from_heap(size_t bytes);
+  void count_used(ptrdiff_t bytes) noexcept;
   void* find(size_t bytes);
   // Returns blocks to the system, oldest freed first, until at most `bytes` are kept.
   void shrink(size_t bytes);
@@ -52,6 +58,7 @@ class Blocks final : public c10::Allocator {
   std::list<Block> kept_;  // in the order in which they were freed
   size_t kept_bytes_ = 0;
   std::unordered_map<void*, size_t> used_;
+  std::atomic<size_t> used_bytes_{0}, used_max_{0};
 };
 
 }  // namespace sing

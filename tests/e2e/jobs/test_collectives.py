@@ -36,6 +36,15 @@ def test_features_of_torch_distributed_work(
     assert all(len(output) == source.count("@check\n") for output in outputs), outputs
 
 
+def test_collectives_that_fail_on_a_shared_device_restore_tensors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    devices(monkeypatch, 1)
+    name = "large_tensors_are_as_before_after_a_collective_that_failed"
+    with job(3, "checks.py", name, directory=tmp_path, device="cpu:0") as running:
+        assert running.outputs() == [[name]] * 3
+
+
 def random_programs(first: int, count: int, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     devices(monkeypatch, 3)
     with job(3, "random_calls.py", str(first), str(count), directory=path) as running:

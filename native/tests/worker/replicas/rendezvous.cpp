@@ -222,6 +222,32 @@ TEST(snapshots_while_sessions_meet_have_the_bytes_of_their_positions) {
               static_cast<unsigned long long>(job.meetings().together));
 }
 
+TEST(what_a_session_vacates_or_zeroes_takes_no_memory) {
+  Job job(2);
+  const auto weights = job.constant(3);
+  const uint32_t zero = job[0].host.define("aten::zero_");
+  for (const bool vacates : {true, false}) {
+    if (vacates) {
+      Writer record;
+      record.put<uint32_t>(1);
+      record.put<uint32_t>(0);
+      record.put(StorageEntry{weights[0].id, static_cast<uint32_t>(StorageAction::vacate), 0});
+      job[0].host.append(RecordKind::storages, 0, record);
+    } else {
+      job[0].host.call(CallRecord(zero, 1, 1).tensor(weights[0]).returns_nothing());
+    }
+    job[0].host.wait_consumed();
+    EXPECT_EQ(job[0].host.session().state().storages.resident(), uint64_t{0});
+    EXPECT_EQ(job[1].value(weights[1]), 3.0f);
+    if (!vacates) break;
+    EXPECT(!job[0].host.read(weights[0]).ok());
+    job[0].host.write(weights[0], std::vector<float>(kCount, 3.0f).data());
+    EXPECT_EQ(job[0].value(weights[0]), 3.0f);
+    EXPECT_EQ(job.replicas.figures().bytes_shared, kBytes);
+  }
+  EXPECT_EQ(job[0].value(weights[0]), 0.0f);
+}
+
 namespace {
 
 constexpr int kSteps = 150;
@@ -237,17 +263,27 @@ class Changes {
     mul_ = host.define("aten::mul", "Tensor");
     shift_ = host.define("aten::add_", "Scalar");
     normal_ = host.define("aten::normal_");
+    zero_ = host.define("aten::zero_");
     host.generator(1, GeneratorAction::seed, seed);
     for (int i = 0; i < 5; ++i) tensors_.push_back(constant());
   }
   void step() {
     const auto some = this->some(2);
     const Tensor &one = some[0], &other = some[1];
-    switch (random_() % 12) {
-      case 0:
+    switch (random_() % 14) {
+      case 0: {
+        Writer vacate;
+        vacate.put<uint32_t>(1);
+        vacate.put<uint32_t>(0);
+        vacate.put(StorageEntry{one.id, static_cast<uint32_t>(StorageAction::vacate), 0});
+        if (random_() % 2 == 0) host_.append(RecordKind::storages, 0, vacate);
         host_.write(one, std::vector<float>(kElements, number()).data());
         return;
+      }
       case 1:
+        host_.call(CallRecord(zero_, 1, 1).tensor(one).returns_nothing());
+        return;
+      case 2:
         host_.call(CallRecord(normal_, 4, 1)
                        .tensor(one)
                        .real(0.0)
@@ -255,10 +291,10 @@ class Changes {
                        .generator(1)
                        .returns_nothing());
         return;
-      case 2:
+      case 3:
         host_.values(one);
         return;
-      case 3: {
+      case 4: {
         const Tensor result{host_.next_id(), one.sizes};
         host_.call(CallRecord(mul_, 2, 1).tensor(one).tensor(other).returns(result));
         host_.free(one.id);
@@ -267,22 +303,22 @@ class Changes {
         }
         return;
       }
-      case 4: {
+      case 5: {
         Tensor part = one;
         part.sizes = {kElements / 2};
         host_.call(CallRecord(shift_, 3, 1).tensor(part).real(number()).real(1).returns_nothing());
         return;
       }
-      case 5:
       case 6:
+      case 7:
         host_.call(CallRecord(divide_, 4, 0)
                        .tensors({one})
                        .tensors({other})
                        .tensors({other})
                        .real(number()));
         return;
-      case 7:
       case 8:
+      case 9:
         host_.call(CallRecord(add_, 3, 0).tensors({one}).tensors({other}).real(number()));
         return;
       default:
@@ -308,7 +344,7 @@ class Changes {
 
   Host& host_;
   Random random_;
-  uint32_t scale_, add_, divide_, mul_, shift_, normal_;
+  uint32_t scale_, add_, divide_, mul_, shift_, normal_, zero_;
   std::vector<Tensor> tensors_;
 };
 

@@ -1,0 +1,94 @@
+"""Tensors of the device that a collective replaces."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+import torch
+
+from kernelproxy.kernel.activation import state
+from kernelproxy.kernel.collectives.group import Call
+from kernelproxy.kernel.collectives.host_threads import one_thread
+from kernelproxy.kernel.collectives.transfers import Tensor, Tensors, cut, read, write
+from kernelproxy.kernel.collectives.tree import Reduction
+
+#: Smaller tensors keep their memory while a collective replaces them.
+VACATED_BYTES_MIN = 1 << 20
+
+
+class Replacement:
+    """Context in which a collective replaces device tensors.
+
+    Note [Vacated]: their elements are read as soon as they are computed, also if the collectives
+    before must wait for other ranks. From then on, large tensors take no memory of the device: the
+    elements are in the memory from which they are sent. So a rank that waits for its peers keeps no
+    gradients on a device that it shares with them. If the collective fails, they are restored.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        All of one dtype.
+    reduction : Reduction
+        Its contribution is computed when they are read.
+    """
+
+    def __init__(self, tensors: Tensors, reduction: Reduction) -> None:
+        self._tensors, self._reduction = tensors, reduction
+        sizes = [tensor.untyped_storage().nbytes() for tensor in tensors]
+        whole = sizes == [tensor.nbytes for tensor in tensors]
+        #: Whether they take no memory meanwhile; then the elements must not be changed.
+        self.vacates = whole and min(sizes) >= VACATED_BYTES_MIN and reduction.name != "PREMUL_SUM"
+        self._elements: Tensor | None = None
+        self._problem: BaseException | None = None
+        # Set unless another thread takes the elements.
+        self._taken = threading.Event()
+        self._taken.set()
+
+    def ahead(self, call: Call) -> None:
+        """Have the elements read by a thread, after those of earlier calls."""
+        self._taken.clear()
+        call.group.lane("ahead").submit(lambda: self._take_there(call))
+
+    def _take_there(self, call: Call) -> None:
+        try:
+            with torch.inference_mode(), one_thread():
+                self._take(call)
+        except Exception as error:
+            self._problem = error
+        finally:
+            self._taken.set()
+
+    def _take(self, call: Call) -> None:
+        found = read(call.group, self._tensors, call.names("of", call.rank))
+        self._elements = self._reduction.contribution(found)
+        if self.vacates and call.size > 1:
+            for tensor in self._tensors:
+                state.vacate(tensor)
+
+    def take(self, call: Call) -> Tensor:
+        """Return what this rank contributes."""
+        self._taken.wait()
+        if self._problem is not None:
+            raise self._problem
+        if self._elements is None:
+            self._take(call)
+        assert self._elements is not None
+        return self._elements
+
+    def __enter__(self) -> Replacement:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._taken.wait()
+        elements, self._elements = self._elements, None
+        if error is None or elements is None or not self.vacates:
+            return
+        parts = cut(elements, [tensor.numel() for tensor in self._tensors])
+        for tensor, part in zip(self._tensors, parts, strict=True):
+            write(tensor, part)
