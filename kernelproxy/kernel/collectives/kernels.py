@@ -85,7 +85,8 @@ def allreduce_coalesced_(
 
     def task(call: Call) -> None:
         given = replacement.take(call)
-        found = exchange.all_reduce(call, given, reduction, keeps=replacement.vacates)
+        keeps = replacement.vacates and call.size > 1
+        found = exchange.all_reduce(call, given, reduction, keeps=keeps)
         if len(tensors) == 1:
             write(tensors[0], found, call.name("of all", 0))
             return

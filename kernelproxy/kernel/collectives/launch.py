@@ -62,7 +62,7 @@ def launch(
             task(call)
 
     if async_op:
-        if replacement is not None:
+        if replacement is not None and replacement.vacates:
             replacement.ahead(call)
         submit(group.lane(), execute, completion, result)
     else:

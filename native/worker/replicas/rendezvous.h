@@ -14,7 +14,8 @@
 //
 // The call must not fail after it has changed something. So only operators are executed in this way
 // that change each element by itself (`Row::by_elements`), with operands whose shapes and dtypes
-// fit. If one fails nevertheless, the process ends: its sessions continue from their snapshots.
+// fit, after they have been rehearsed on tensors of one element. If one fails nevertheless, the
+// process ends: its sessions continue from their snapshots.
 #pragma once
 
 #include <atomic>

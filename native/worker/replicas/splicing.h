@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 #include "worker/exec/decode.h"
@@ -76,6 +77,7 @@ class Splicing {
   std::optional<ContentId> result_id(uint64_t number, const Geometry& geometry,
                                      uint64_t bytes) const;
   ContentId operand_id(uint32_t operand, uint64_t bytes) const;
+  bool rehearse(const CallRecordView& record, const Call& call);
   bool are_distinct(const ExpectedReturns& expected);
   void note_requested(const CallRecordView& record, const Call& call);
   std::shared_ptr<Postponed> postpone(const CallRecordView& record, const Call& call);
@@ -86,6 +88,7 @@ class Splicing {
   ContentId settings_;  // and number of threads; none: unknown
   uint64_t calls_ = 0;
   bool waits_ = false;
+  std::unordered_set<ContentId> rehearsed_;  // calls that have not failed on small tensors
   // Of the current call.
   ContentId call_;
   Writer text_;

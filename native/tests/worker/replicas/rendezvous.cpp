@@ -175,6 +175,24 @@ TEST(bytes_that_another_tensor_of_an_owner_holds_are_not_changed) {
   EXPECT_EQ(job[1].value(other_second), 3.0f);
 }
 
+TEST(a_call_that_fails_is_not_executed_together) {
+  Job job(2);
+  const auto weights = job.constant(3), steps = job.constant(1);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const uint32_t divide = job[rank].host.define("aten::div_", "Tensor_mode");
+    job[rank].host.call(CallRecord(divide, 3, 1)
+                            .tensor(weights[rank])
+                            .tensor(steps[rank])
+                            .string("as one likes")
+                            .returns_nothing());
+  }
+  for (size_t rank = 0; rank < 2; ++rank) {
+    EXPECT(!job[rank].host.synchronize().ok());
+    EXPECT_EQ(job[rank].value(weights[rank]), 3.0f);
+  }
+  EXPECT_EQ(job.meetings().together, uint64_t{0});
+}
+
 TEST(a_session_obeys_orders_while_it_waits_for_others) {
   Job job(2);
   const auto weights = job.constant(3);
