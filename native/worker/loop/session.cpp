@@ -272,7 +272,8 @@ void Session::let_go() {
 void Session::drain(uint64_t end, uint64_t head) {
   const uint64_t began = monotonic_ns();
   const bool deterministic = agent_->deterministic.load(std::memory_order_relaxed) != 0;
-  if (deterministic != executor_.deterministic()) [[unlikely]] {
+  // What others have executed for it is found only as they have executed it.
+  if (deterministic != executor_.deterministic() && !executor_.given()) [[unlikely]] {
     executor_.set_deterministic(deterministic);
     // What was executed before would now be executed in another way.
     if (!state_.device.is_cpu()) state_.exactness.note_inexact();
