@@ -72,6 +72,7 @@ PARTS = (
     "crowd",
     "hostile",
     "jobs",
+    "memory",
     "resizes",
     "compile",
 )
@@ -107,6 +108,8 @@ class Scale:
         Seconds of each attack by another user, rounds, and number of attacks; None: all.
     jobs : tuple of (int, int)
         Steps of each job of several ranks, and the most ranks.
+    job_memory : tuple of (int, int)
+        Ranks of the job whose memory is measured, and the width of its model.
     resized : tuple of int
         MiB on each rank of jobs whose number of devices changes.
     compilations : int
@@ -126,6 +129,7 @@ class Scale:
     crowd: tuple[int, float] = (8, 60.0)
     hostile: tuple[float, int, int | None] = (2.0, 2, None)
     jobs: tuple[int, int] = (30, 4)
+    job_memory: tuple[int, int] = (4, 4096)
     resized: tuple[int, ...] = (64, 256)
     compilations: int = 3
 
@@ -144,6 +148,7 @@ SMALL = Scale(
     crowd=(2, 1.0),
     hostile=(0.2, 1, 1),
     jobs=(2, 2),
+    job_memory=(2, 512),
     resized=(1,),
     compilations=1,
 )
@@ -440,8 +445,10 @@ def run(
         _show(hostile.report(results.hostile))
     if "jobs" in parts:
         results.jobs = list(jobs.measure_jobs(daemon_for_jobs, *scale.jobs))
-        results.job_memory = jobs.measure_memory(daemon_for_jobs)
-        _show(jobs.report(results.jobs, results.job_memory))
+        _show(jobs.report(results.jobs))
+    if "memory" in parts:
+        results.job_memory = jobs.measure_memory(daemon_for_jobs, *scale.job_memory)
+        _show(jobs.report_memory(results.job_memory))
     if "resizes" in parts:
         results.standstills = list(resizing.measure_standstills(daemon_for_jobs, scale.resized))
         _show(resizing.report(results.standstills))
@@ -549,12 +556,9 @@ def report(results: Results) -> str:
     if results.hostile:
         lines += ["## Another user who means harm", "", *hostile.report(results.hostile), ""]
     if results.jobs:
-        lines += [
-            "## Jobs of several ranks",
-            "",
-            *jobs.report(results.jobs, results.job_memory),
-            "",
-        ]
+        lines += ["## Jobs of several ranks", "", *jobs.report(results.jobs), ""]
+    if results.job_memory is not None:
+        lines += ["## Memory of a job", "", *jobs.report_memory(results.job_memory), ""]
     if results.standstills:
         lines += ["## Jobs that are resized", "", *resizing.report(results.standstills), ""]
     if results.compilation is not None:

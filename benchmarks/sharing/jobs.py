@@ -31,7 +31,7 @@ SHARED = re.compile(
 )
 
 #: Of the job whose memory is measured.
-MEMORY_STEPS, MEMORY_WIDTH = 5, 4096
+MEMORY_STEPS = 5
 
 #: Starts a daemon, given its number of devices.
 Daemon = Callable[[int], AbstractContextManager[object]]
@@ -74,16 +74,18 @@ class JobSteps:
 
 @dataclass(frozen=True)
 class JobMemory:
-    """Memory of the tensors of four ranks on one device.
+    """Memory of the tensors of a job on one device.
 
     Parameters
     ----------
+    ranks : int
     held : float
         Most MiB at a time, what ranks hold together once.
     parameters, activations : float
         MiB of one rank's model, and of what one forward pass keeps.
     """
 
+    ranks: int
     held: float
     parameters: float
     activations: float
@@ -129,14 +131,23 @@ def measure_jobs(daemon: Daemon, steps: int, ranks_max: int) -> Iterator[JobStep
         yield JobSteps(ranks, devices, proxied, plain[ranks], alone, switch, calls, spared)
 
 
-def measure_memory(daemon: Daemon) -> JobMemory:
-    """Measure the memory of four ranks on one device, whose gradients are views of buckets."""
+def measure_memory(daemon: Daemon, ranks: int, width: int) -> JobMemory:
+    """Measure the memory of ranks on one device, whose gradients are views of buckets.
+
+    Parameters
+    ----------
+    daemon
+        See `Daemon`.
+    ranks : int
+    width : int
+        Of the model's largest layer.
+    """
     with daemon(1):
-        found = _run([*SING, "run"], 4, "cuda", MEMORY_STEPS, str(MEMORY_WIDTH))
+        found = _run([*SING, "run"], ranks, "cuda", MEMORY_STEPS, str(width))
         subprocess.run([*SING, "stop"], check=True)
         log = (runtime_dir() / "agent.log").read_text(encoding="utf-8", errors="replace")
     *_, held = map(int, SHARED.findall(log)[-1])
-    return JobMemory(held, found["parameters"] / 2**20, found["activations"] / 2**20)
+    return JobMemory(ranks, held, found["parameters"] / 2**20, found["activations"] / 2**20)
 
 
 def _run(
@@ -155,15 +166,8 @@ def _run(
     return found
 
 
-def report(found: Sequence[JobSteps], memory: JobMemory | None) -> list[str]:
+def report(found: Sequence[JobSteps]) -> list[str]:
     """Return the figures as a table."""
-    sentence = [] if memory is None else [
-        "",
-        "Tensors of 4 ranks on one device, of which each has",
-        f"{memory.parameters:.0f} MiB of parameters, take at most {memory.held:.0f} MiB at a time.",
-        "Parameters, optimizer, twice the gradients, and the activations of one rank:",
-        f"{memory.expected:.0f} MiB.",
-    ]  # fmt: skip
     return [
         "An MLP of 1.3 million parameters under DistributedDataParallel, one compute thread for",
         "each rank and each device. Ideal is the step of one rank, as often as the busiest device",
@@ -184,5 +188,14 @@ def report(found: Sequence[JobSteps], memory: JobMemory | None) -> list[str]:
             )
             for each in found
         ),
-        *sentence,
+    ]
+
+
+def report_memory(memory: JobMemory) -> list[str]:
+    """Return the figures as text."""
+    return [
+        f"Tensors of {memory.ranks} ranks on one device, of which each has",
+        f"{memory.parameters:.0f} MiB of parameters, take at most {memory.held:.0f} MiB at a time.",
+        "Parameters, optimizer, twice the gradients, and the activations of one rank:",
+        f"{memory.expected:.0f} MiB.",
     ]

@@ -115,6 +115,13 @@ def test_jobs_of_several_ranks(measure: Measure) -> None:
     assert bench.report(results).count("## Jobs of several ranks") == 1
 
 
+def test_the_memory_of_a_job(measure: Measure) -> None:
+    results = measure("memory")
+    assert results.job_memory is not None
+    assert 0 < results.job_memory.parameters < results.job_memory.held
+    assert bench.report(results).count("## Memory of a job") == 1
+
+
 @pytest.mark.alone  # beside others it takes longer than a test may
 def test_jobs_that_are_resized(measure: Measure) -> None:
     results = measure("resizes")
