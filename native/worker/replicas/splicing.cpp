@@ -260,32 +260,36 @@ bool Splicing::lets_others() {
 }
 
 Rendezvous::Outcome Splicing::meet(const CallRecordView& record, const Call& call) {
-  using Outcome = Rendezvous::Outcome;
+  const Rendezvous::Outcome outcome = outcome_of(record, call);
+  const bool waits = outcome == Rendezvous::Outcome::waits;
+  if (waits_ && !waits) end_waiting();
+  waits_ = waits;
+  return outcome;
+}
+
+Rendezvous::Outcome Splicing::outcome_of(const CallRecordView& record, const Call& call) {
+  constexpr auto kAlone = Rendezvous::Outcome::alone;
+  if (!record.op.by_elements || record.is_request() || !whole_) return kAlone;
   Storages& storages = state_.storages;
   c10::SmallVector<Share*, 16> changed;
   uint64_t bytes = 0;
-  if (record.op.by_elements && !record.is_request() && whole_) {
-    for (const Made& one : made_) {
-      Slot& slot = storages.at(call.operands[one.which].id);
-      if (one.result || slot.filled != slot.bytes || slot.bytes == 0) return Outcome::alone;
-      if (!slot.share) continue;
-      changed.push_back(&slot.share);
-      bytes += slot.bytes;
-    }
+  for (const Made& one : made_) {
+    if (one.result) return kAlone;
+    Slot& slot = storages.at(call.operands[one.which].id);
+    if (slot.filled != slot.bytes || slot.bytes == 0) return kAlone;
+    if (!slot.share) continue;
+    changed.push_back(&slot.share);
+    bytes += slot.bytes;
   }
-  if (bytes == 0 || bytes < state_.limits.together_bytes || !fit_by_elements(call)) {
-    if (waits_) end_waiting();
-    return Outcome::alone;
+  if (bytes == 0 || bytes < state_.limits.together_bytes || !fit_by_elements(call) ||
+      !rehearse(record, call)) {
+    return kAlone;
   }
-  if (!rehearse(record, call)) return Outcome::alone;
   // While it waits, others may change the bytes.
   for (const Made& one : made_) {
     storages.finish_saving(storages.at(call.operands[one.which].id));
   }
-  const Outcome outcome =
-      rendezvous().meet(session(), call_, changed, ids_, storages.checks_splicing());
-  waits_ = outcome == Outcome::waits;
-  return outcome;
+  return rendezvous().meet(session(), call_, changed, ids_, storages.checks_splicing());
 }
 
 void Splicing::give(const Call& call) {

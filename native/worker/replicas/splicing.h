@@ -77,6 +77,7 @@ class Splicing {
   std::optional<ContentId> result_id(uint64_t number, const Geometry& geometry,
                                      uint64_t bytes) const;
   ContentId operand_id(uint32_t operand, uint64_t bytes) const;
+  Rendezvous::Outcome outcome_of(const CallRecordView& record, const Call& call);
   bool rehearse(const CallRecordView& record, const Call& call);
   bool are_distinct(const ExpectedReturns& expected);
   void note_requested(const CallRecordView& record, const Call& call);
