@@ -13,6 +13,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -228,7 +229,8 @@ class Lane:
     def __init__(self, name: str) -> None:
         self._name = name
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._pending = 0
+        # What each task replaces; None: unknown.
+        self._pending: deque[frozenset[int] | None] = deque()
         self._settled = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -239,13 +241,32 @@ class Lane:
                 self._settled.wait_for(lambda: not self._pending)
         task()
 
-    def submit(self, task: Callable[[], None]) -> None:
-        """Execute a task on the lane's thread; it must not raise."""
+    def submit(
+        self,
+        task: Callable[[], None],
+        replaces: frozenset[int] | None = None,
+        ahead: Callable[[], None] | None = None,
+    ) -> None:
+        """Execute a task on the lane's thread; it must not raise.
+
+        Parameters
+        ----------
+        task : callable
+        replaces : frozenset of int
+            All storages that it changes, if that is known.
+        ahead : callable
+            Called before, unless an earlier task may change these storages meanwhile.
+        """
         with self._settled:
-            self._pending += 1
+            alone = replaces is not None and all(
+                each is not None and replaces.isdisjoint(each) for each in self._pending
+            )
+            self._pending.append(replaces)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
+        if ahead is not None and alone:
+            ahead()
         self._tasks.put(task)
 
     def close(self) -> None:
@@ -257,7 +278,7 @@ class Lane:
             task()
             del task  # it keeps tensors
             with self._settled:
-                self._pending -= 1
+                self._pending.popleft()
                 self._settled.notify_all()
 
 

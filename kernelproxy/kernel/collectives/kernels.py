@@ -13,7 +13,7 @@ from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.collectives import exchange
 from kernelproxy.kernel.collectives.frames import FrameKind, Header
 from kernelproxy.kernel.collectives.group import Call, as_type
-from kernelproxy.kernel.collectives.launch import install_coalescing, launch, note, submit, unbox
+from kernelproxy.kernel.collectives.launch import install_coalescing, launch, note, settling, unbox
 from kernelproxy.kernel.collectives.replacement import Replacement
 from kernelproxy.kernel.collectives.transfers import cut, joined, like, read, write
 from kernelproxy.kernel.collectives.tree import OPERATIONS, Reduction
@@ -401,7 +401,7 @@ def recv_(tensors: Tensors, group: Any, source: int, tag: int) -> Any:
                 )
             write(tensor, as_type(frame.content, like(dtype, 0)))
 
-    submit(own.lane((source, tag)), execute, completion, [tensor])
+    own.lane((source, tag)).submit(settling(execute, completion, [tensor]))
     note(process_group, completion)
     return completion.work()
 

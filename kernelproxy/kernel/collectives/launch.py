@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,9 +63,11 @@ def launch(
             task(call)
 
     if async_op:
-        if replacement is not None and replacement.vacates:
-            replacement.ahead(call)
-        submit(group.lane(), execute, completion, result)
+        settles = settling(execute, completion, result)
+        if replacement is None:
+            group.lane().submit(settles)
+        else:
+            group.lane().submit(settles, replacement.storages, partial(replacement.ahead, call))
     else:
         group.lane().run(execute)
         completion.settle(result)
@@ -72,9 +75,11 @@ def launch(
     return completion.work()
 
 
-def submit(
-    lane: Any, execute: Callable[[], None], completion: Completion, result: list[Any]
-) -> None:
+def settling(
+    execute: Callable[[], None], completion: Completion, result: list[Any]
+) -> Callable[[], None]:
+    """Return a task that executes a call, and completes it with its result or an error."""
+
     def task() -> None:
         try:
             execute()
@@ -83,7 +88,7 @@ def submit(
         else:
             completion.settle(result)
 
-    lane.submit(task)
+    return task
 
 
 def note(process_group: Any, completion: Completion) -> None:

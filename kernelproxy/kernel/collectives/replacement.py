@@ -21,9 +21,10 @@ class Replacement:
     """Context in which a collective replaces device tensors.
 
     Note [Vacated]: their elements are read as soon as they are computed, also if the collectives
-    before must wait for other ranks. From then on, large tensors take no memory of the device: the
-    elements are in the memory from which they are sent. So a rank that waits for its peers keeps no
-    gradients on a device that it shares with them. If the collective fails, they are restored.
+    before must wait for other ranks, but not if one of these may change them. From then on, large
+    tensors take no memory of the device: the elements are in the memory from which they are sent.
+    So a rank that waits for its peers keeps no gradients on a device that it shares with them. If
+    the collective fails, they are restored.
 
     Parameters
     ----------
@@ -35,6 +36,8 @@ class Replacement:
 
     def __init__(self, tensors: Tensors, reduction: Reduction) -> None:
         self._tensors, self._reduction = tensors, reduction
+        #: What the collective changes.
+        self.storages = frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
         sizes = [tensor.untyped_storage().nbytes() for tensor in tensors]
         whole = sizes == [tensor.nbytes for tensor in tensors]
         #: Whether they take no memory meanwhile; then the elements must not be changed.
@@ -46,7 +49,9 @@ class Replacement:
         self._taken.set()
 
     def ahead(self, call: Call) -> None:
-        """Have the elements read by a thread, after those of earlier calls."""
+        """Have large tensors read by a thread, after those of earlier calls."""
+        if not self.vacates:
+            return
         self._taken.clear()
         call.group.lane("ahead").submit(lambda: self._take_there(call))
 

@@ -36,11 +36,17 @@ def test_features_of_torch_distributed_work(
     assert all(len(output) == source.count("@check\n") for output in outputs), outputs
 
 
-def test_collectives_that_fail_on_a_shared_device_restore_tensors(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    "name",
+    [
+        "large_tensors_are_as_before_after_a_collective_that_failed",
+        "calls_without_a_wait_between_them_use_each_others_results",
+    ],
+)
+def test_large_tensors_on_a_shared_device(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     devices(monkeypatch, 1)
-    name = "large_tensors_are_as_before_after_a_collective_that_failed"
     with job(3, "checks.py", name, directory=tmp_path, device="cpu:0") as running:
         assert running.outputs() == [[name]] * 3
 

@@ -331,6 +331,22 @@ def large_tensors_are_as_before_after_a_collective_that_failed() -> None:
     assert all(torch.equal(each, given[1]) for each in found)
 
 
+@check
+def calls_without_a_wait_between_them_use_each_others_results() -> None:
+    one, other = (torch.full((1 << 19,), me() + 1.0, device="cuda") for _ in range(2))
+    works = [
+        distributed.all_reduce(one, async_op=True),
+        distributed.broadcast(other, 1, async_op=True),
+        distributed.all_reduce(other, async_op=True),
+        distributed.all_reduce(one, async_op=True),
+    ]
+    for work in works:
+        work.wait()
+    total = size() * (size() + 1) / 2
+    assert torch.equal(one.cpu(), torch.full((1 << 19,), total * size()))
+    assert torch.equal(other.cpu(), torch.full((1 << 19,), 2.0 * size()))
+
+
 def main() -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
