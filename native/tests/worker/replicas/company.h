@@ -6,14 +6,17 @@
 
 #include "tests/check.h"
 #include "tests/harness.h"
+#include "worker/loop/seat.h"
 #include "worker/replicas/replicas.h"
 
 namespace sing::test {
 
 // One session of a seat, and operators that its tests use.
 struct Rank {
-  explicit Rank(Replicas* replicas, bool checks = true, uint64_t mapped_bytes = 1 << 20)
+  explicit Rank(Replicas* replicas, bool checks = true, uint64_t mapped_bytes = 1 << 20,
+                Seat* seat = nullptr)
       : host(size_t{64} << 20) {
+    host.options.seat = seat;
     host.options.replicas = replicas;
     host.options.limits.check_splicing = checks;
     host.options.limits.check_writes = checks;
@@ -56,10 +59,10 @@ struct Rank {
 struct Company {
   // `checks`: that what is derived to be equal is.
   explicit Company(size_t ranks, bool checks = true, uint64_t mapped_bytes = 1 << 20,
-                   Replicas::Hash hash = &Replicas::hash_bytes)
+                   Replicas::Hash hash = &Replicas::hash_bytes, Seat* seat = nullptr)
       : replicas(hash) {
     for (size_t i = 0; i < ranks; ++i) {
-      this->ranks.push_back(std::make_unique<Rank>(&replicas, checks, mapped_bytes));
+      this->ranks.push_back(std::make_unique<Rank>(&replicas, checks, mapped_bytes, seat));
     }
   }
   Rank& operator[](size_t rank) { return *ranks[rank]; }

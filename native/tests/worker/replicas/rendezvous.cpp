@@ -9,15 +9,16 @@
 #include <exception>
 #include <future>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "oplog/futex.h"
 #include "tests/check.h"
 #include "tests/harness.h"
 #include "tests/worker/exec/random_program.h"
+#include "tests/worker/replicas/company.h"
 #include "worker/loop/seat.h"
 #include "worker/replicas/replicas.h"
 
@@ -29,81 +30,47 @@ namespace {
 constexpr int64_t kCount = 500'000;
 constexpr uint64_t kBytes = kCount * sizeof(float);
 
-// One rank, and the operators that it uses.
-struct Rank {
-  explicit Rank(Host& host) : host(host) {
-    host.start();
-    scale_op = host.define("aten::_foreach_mul_", "Scalar");
-    add_op = host.define("aten::_foreach_add_", "List");
-    sqrt_op = host.define("aten::_foreach_sqrt");
-  }
-  Tensor constant(float value) {
-    return host.upload(std::vector<float>(static_cast<size_t>(kCount), value), {kCount});
-  }
-  void scale(const std::vector<Tensor>& tensors, double by) {
-    host.call(CallRecord(scale_op, 2, 0).tensors(tensors).real(by));
-  }
-  void add(const std::vector<Tensor>& to, const std::vector<Tensor>& from) {
-    host.call(CallRecord(add_op, 3, 0).tensors(to).tensors(from).real(1));
-  }
-  void await_peers(bool waits) {
-    host.client().awaiting_peers.store(waits ? 1 : 0);
-    if (waits) futex_wake(low_half(host.client().head));
-  }
-  float value(const Tensor& tensor) {
-    const auto values = host.values(tensor);
-    for (const float each : values) EXPECT_EQ(each, values[0]);
-    return values[0];
-  }
-  const void* memory(const Tensor& tensor) {
-    return host.session().state().storages.slots()[tensor.id].storage.data();
-  }
+const void* memory(Rank& rank, const Tensor& tensor) {
+  return rank.host.session().state().storages.slots()[tensor.id].storage.data();
+}
 
-  Host& host;
-  uint32_t scale_op, add_op, sqrt_op;
-};
-
+// Ranks that have turns.
 class Job {
  public:
   // `checks`: that what is derived to be equal is; then no memory is changed for all.
-  explicit Job(size_t ranks, bool checks = false) {
-    for (size_t i = 0; i < ranks; ++i) {
-      hosts_.push_back(std::make_unique<Host>(size_t{64} << 20));
-      SessionOptions& options = hosts_.back()->options;
-      options.seat = &seat;
-      options.replicas = &replicas;
-      options.limits.check_splicing = checks;
-      this->ranks.push_back(std::make_unique<Rank>(*hosts_.back()));
-    }
-  }
+  explicit Job(size_t count, bool checks = false)
+      : company_(std::in_place, count, checks, 1 << 20, &Replicas::hash_bytes, &seat_),
+        replicas(company_->replicas),
+        ranks(company_->ranks) {}
   ~Job() {
-    hosts_.clear();
-    seat.end();
+    company_.reset();
+    seat_.end();
     executor_.join();
   }
   Rank& operator[](size_t rank) { return *ranks[rank]; }
   // The same tensor for each rank.
   std::vector<Tensor> constant(float value) {
     std::vector<Tensor> made;
-    for (auto& rank : ranks) made.push_back(rank->constant(value));
+    for (auto& rank : ranks) made.push_back(rank->constant(value, kCount));
     for (auto& rank : ranks) rank->host.wait_consumed();
     return made;
   }
   Rendezvous::Figures meetings() { return replicas.rendezvous().figures(); }
 
-  Seat seat{1};
-  Replicas replicas;
-  std::vector<std::unique_ptr<Rank>> ranks;
-
  private:
-  std::vector<std::unique_ptr<Host>> hosts_;
-  std::thread executor_{[this] { seat.serve(); }};
+  Seat seat_{1};
+  std::optional<Company> company_;
+  std::thread executor_{[this] { seat_.serve(); }};
+
+ public:
+  Replicas& replicas;
+  std::vector<std::unique_ptr<Rank>>& ranks;
 };
 
 void change_in_turn(bool checks) {
   Job job(4, checks);
   const auto weights = job.constant(3), steps = job.constant(1);
-  const void* const memory = job[0].memory(weights[0]);
+  const void* const before = memory(job[0], weights[0]);
   constexpr int kRounds = 5;
   float expected = 3;
   for (int i = 0; i < kRounds; ++i) {
@@ -111,7 +78,7 @@ void change_in_turn(bool checks) {
       // The first to come is another one each time.
       const size_t who = (rank + static_cast<size_t>(i)) % 4;
       job[who].scale({weights[who]}, 2);
-      job[who].add({weights[who]}, {steps[who]});
+      job[who].add({weights[who]}, {steps[who]}, 1);
     }
     expected = expected * 2 + 1;
     if (i % 2 == 0) continue;
@@ -123,7 +90,7 @@ void change_in_turn(bool checks) {
   EXPECT_EQ(job.replicas.figures().executed, uint64_t{2 * kRounds});
   EXPECT_EQ(job.replicas.figures().bytes_shared, 2 * 3 * kBytes);
   for (size_t rank = 0; rank < 4; ++rank) {
-    if (!checks) EXPECT(job[rank].memory(weights[rank]) == memory);
+    if (!checks) EXPECT(memory(job[rank], weights[rank]) == before);
     EXPECT_EQ(job[rank].value(weights[rank]), expected);
     EXPECT_EQ(job[rank].value(steps[rank]), 1.0f);
   }
@@ -138,7 +105,7 @@ TEST(sessions_that_change_what_they_share_together_are_checked) { change_in_turn
 TEST(a_session_that_does_not_come_keeps_its_bytes) {
   Job job(3);
   const auto weights = job.constant(3);
-  job[2].await_peers(true);
+  job[2].host.client().awaiting_peers.store(1);
   job[0].scale({weights[0]}, 2);
   job[1].scale({weights[1]}, 2);
   EXPECT_EQ(job[0].value(weights[0]), 6.0f);
@@ -164,8 +131,8 @@ TEST(sessions_that_change_it_differently_keep_their_bytes) {
 TEST(bytes_that_another_tensor_of_an_owner_holds_are_not_changed) {
   Job job(2);
   // Of the first rank, the first tensor owns the version; of the second one, the other tensor.
-  const Tensor first = job[0].constant(3), other_first = job[0].constant(3);
-  const Tensor other_second = job[1].constant(3), second = job[1].constant(3);
+  const Tensor first = job[0].constant(3, kCount), other_first = job[0].constant(3, kCount);
+  const Tensor other_second = job[1].constant(3, kCount), second = job[1].constant(3, kCount);
   for (auto& rank : job.ranks) rank->host.wait_consumed();
   job[0].scale({first}, 2);
   job[1].scale({second}, 2);
@@ -219,7 +186,7 @@ TEST(snapshots_while_sessions_meet_have_the_bytes_of_their_positions) {
   std::vector<std::future<void>> programs;
   for (size_t rank = 0; rank < 3; ++rank) {
     programs.push_back(std::async(std::launch::async, [&, rank] {
-      for (int i = 0; i < kRounds; ++i) job[rank].add({weights[rank]}, {steps[rank]});
+      for (int i = 0; i < kRounds; ++i) job[rank].add({weights[rank]}, {steps[rank]}, 1);
     }));
   }
   std::mt19937 random(7);
