@@ -55,7 +55,7 @@ HASHED_BYTES_MAX = 256 << 20
 #: Suffix of SQLite's rollback journals.
 JOURNAL = "-journal"
 #: Of the names of sockets at which ranks of a job listen for each other. What follows the separator
-#: distinguishes copies of a job: see `kernelproxy.kernel.collectives.addresses`.
+#: distinguishes copies of a job: see `kernelproxy.kernel.collectives.transport.addresses`.
 RANK_SOCKET, COPY_SEPARATOR = b"\0jupyter-sing-rank-", b"."
 #: Number of process ids above those of a process that are reserved for the restoring ones.
 SPARE_PIDS = 300

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from torch import distributed
 
-from kernelproxy.kernel.collectives.endpoint import Endpoint
 from kernelproxy.kernel.collectives.group import Call, Group
+from kernelproxy.kernel.collectives.transport.endpoint import Endpoint
 from tests.doubles.session.client import WAIT_SECONDS
 
 T = TypeVar("T")

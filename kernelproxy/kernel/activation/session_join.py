@@ -82,7 +82,7 @@ class SessionJoin:
     def _end(self) -> None:
         """Let nothing of this process wait for a device that is gone."""
         self.client.give_up()
-        if endpoint := sys.modules.get("kernelproxy.kernel.collectives.endpoint"):
+        if endpoint := sys.modules.get("kernelproxy.kernel.collectives.transport.endpoint"):
             endpoint.end_session()
 
     def open(self) -> None:

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from kernelproxy.kernel.collectives.connections import Frame, Peer, PeerLostError
-from kernelproxy.kernel.collectives.endpoint import Endpoint, SessionEndedError, endpoint
-from kernelproxy.kernel.collectives.frames import FrameKind, Header
+from kernelproxy.kernel.collectives.transport.connections import Frame, Peer, PeerLostError
+from kernelproxy.kernel.collectives.transport.endpoint import Endpoint, SessionEndedError, endpoint
+from kernelproxy.kernel.collectives.transport.frames import FrameKind, Header
 
 _POLL_SECONDS = 0.005
 Name = tuple[int, int]

@@ -11,11 +11,11 @@ from torch import distributed
 
 from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.collectives import exchange
-from kernelproxy.kernel.collectives.frames import FrameKind, Header
 from kernelproxy.kernel.collectives.group import Call, as_type
 from kernelproxy.kernel.collectives.launch import install_coalescing, launch, note, settling, unbox
 from kernelproxy.kernel.collectives.replacement import Replacement
 from kernelproxy.kernel.collectives.transfers import cut, joined, like, read, write
+from kernelproxy.kernel.collectives.transport.frames import FrameKind, Header
 from kernelproxy.kernel.collectives.tree import OPERATIONS, Reduction
 from kernelproxy.kernel.collectives.work import Completion
 

@@ -15,7 +15,7 @@ import torch
 
 from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.collectives.group import Group, Name
-from kernelproxy.kernel.collectives.outbox import SHARED_BYTES_MIN
+from kernelproxy.kernel.collectives.transport.outbox import SHARED_BYTES_MIN
 
 Tensor = torch.Tensor
 Tensors = Sequence[Tensor]

@@ -453,7 +453,7 @@ import socket, sys
 from kernelproxy.common.ipc import agent_client as control
 from kernelproxy.common import protocol as p
 from kernelproxy.common.errors import ControlError
-from kernelproxy.kernel.collectives.frames import FrameKind, Header
+from kernelproxy.kernel.collectives.transport.frames import FrameKind, Header
 parent, rank = sys.argv[1:]
 for request in (
     p.OpenSession("child", "", sys.executable, script=True, parent=parent),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import distributed
 
-from kernelproxy.kernel.collectives.endpoint import Endpoint
+from kernelproxy.kernel.collectives.transport.endpoint import Endpoint
 
 
 def main() -> None:

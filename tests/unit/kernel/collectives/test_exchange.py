@@ -13,10 +13,11 @@ import torch
 from torch import distributed
 
 from kernelproxy.common.ipc import detach
-from kernelproxy.kernel.collectives import addresses, endpoint, exchange
-from kernelproxy.kernel.collectives.frames import FrameKind, Header
+from kernelproxy.kernel.collectives import exchange
 from kernelproxy.kernel.collectives.group import Group
-from kernelproxy.kernel.collectives.outbox import OUTBOX_VARIABLE
+from kernelproxy.kernel.collectives.transport import addresses, endpoint
+from kernelproxy.kernel.collectives.transport.frames import FrameKind, Header
+from kernelproxy.kernel.collectives.transport.outbox import OUTBOX_VARIABLE
 from kernelproxy.kernel.collectives.tree import Reduction
 from tests.doubles.rank_threads import RankThreads, call
 from tests.doubles.session.client import WAIT_SECONDS

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from kernelproxy.kernel.collectives import exchange, outbox
-from kernelproxy.kernel.collectives.frames import FrameKind, Header
+from kernelproxy.kernel.collectives import exchange
 from kernelproxy.kernel.collectives.group import Group
-from kernelproxy.kernel.collectives.outbox import (
+from kernelproxy.kernel.collectives.transport import outbox
+from kernelproxy.kernel.collectives.transport.frames import FrameKind, Header
+from kernelproxy.kernel.collectives.transport.outbox import (
     ACKNOWLEDGEMENTS,
     SHARED_BYTES_MIN,
     Outbox,

@@ -13,8 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelproxy.kernel.collectives.frames import HEADER_BYTES, FrameKind, Header, text_bytes
-from kernelproxy.kernel.collectives.outbox import SharedMemory
+from kernelproxy.kernel.collectives.transport.frames import (
+    HEADER_BYTES,
+    FrameKind,
+    Header,
+    text_bytes,
+)
+from kernelproxy.kernel.collectives.transport.outbox import SharedMemory
 
 Waiting = Callable[[], "contextlib.AbstractContextManager[None]"]
 

@@ -28,7 +28,7 @@ import torch
 
 from kernelproxy.common.ipc import detach
 from kernelproxy.kernel.activation import state
-from kernelproxy.kernel.collectives.addresses import (
+from kernelproxy.kernel.collectives.transport.addresses import (
     connect,
     copy_of,
     host_identity,
@@ -37,15 +37,15 @@ from kernelproxy.kernel.collectives.addresses import (
     reachable_address,
     same_user,
 )
-from kernelproxy.kernel.collectives.connections import (
+from kernelproxy.kernel.collectives.transport.connections import (
     Frame,
     Incoming,
     Peer,
     PeerLostError,
     bytes_of,
 )
-from kernelproxy.kernel.collectives.frames import FrameKind, Header
-from kernelproxy.kernel.collectives.outbox import Outbox
+from kernelproxy.kernel.collectives.transport.frames import FrameKind, Header
+from kernelproxy.kernel.collectives.transport.outbox import Outbox
 
 #: What is received before a call asks for it, at most, while this rank computes.
 EARLY_BYTES_MAX = 256 << 20

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kernelproxy.kernel.collectives.outbox import OutboxPlace
+from kernelproxy.kernel.collectives.transport.outbox import OutboxPlace
 
 _HEADER = struct.Struct("<QQIBxHQQI")
 HEADER_BYTES = _HEADER.size

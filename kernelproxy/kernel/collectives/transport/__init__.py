@@ -1,0 +1,1 @@
+"""Bytes between the processes of ranks: sockets, and memory that ranks of a host share."""
