@@ -23,7 +23,7 @@ class Files(ctypes.Structure):
     """`sing_worker_files`."""
 
     _names = ("log", "client", "worker", "agent", "arena")
-    _optional = ("snapshot", "readiness", "contents", "base")
+    _optional = ("snapshot", "readiness", "contents", "carried", "base")
     _fields_ = [(name, ctypes.c_int) for name in (*_names, *_optional)]
 
     @classmethod
@@ -46,8 +46,16 @@ class WorkerSnapshot(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_uint64)
-        for name in ("position", "bytes", "copied", "stalled_ns", "duration_ns", "omitted")
-    ] + [("contents", ctypes.c_int)]
+        for name in ("position", "bytes", "copied", "stalled_ns", "duration_ns")
+    ]
+
+
+class WorkerDeparture(ctypes.Structure):
+    """`sing_worker_departed`."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64) for name in ("position", "bytes", "copied", "omitted", "ns")
+    ] + [(name, ctypes.c_int) for name in ("tables", "contents", "carried")]
 
 
 class WorkerStep(ctypes.Structure):
@@ -112,9 +120,11 @@ def load(path: Path) -> ctypes.CDLL:
     library.sing_worker_seat_figures.restype = None
     library.sing_worker_end.restype = None
     library.sing_worker_hurry.restype = None
+    library.sing_worker_drop.restype = None
     library.sing_worker_snapshot.argtypes = [
-        c_int, c_int, CALLBACK, c_int, ctypes.POINTER(WorkerSnapshot)
+        c_int, c_int, CALLBACK, ctypes.POINTER(WorkerSnapshot)
     ]  # fmt: skip
+    library.sing_worker_depart.argtypes = [c_int, c_int, ctypes.POINTER(WorkerDeparture)]
     library.sing_worker_on_no_room.argtypes = [CALLBACK]
     library.sing_worker_on_no_room.restype = None
     library.sing_worker_adopt.argtypes = [c_int, c_int]

@@ -18,6 +18,8 @@ from kernelproxy.common.protocol import (
     EXIT_NO_ROOM,
     Adopt,
     CacheGivenBack,
+    Depart,
+    Departed,
     Done,
     End,
     Ended,
@@ -48,6 +50,7 @@ from kernelproxy.worker.library import (
     NO_ROOM,
     Files,
     SkippedRecord,
+    WorkerDeparture,
     WorkerSnapshot,
     WorkerStep,
     end_without_device,
@@ -150,7 +153,8 @@ class WorkerSession:
         if isinstance(order, End):
             library.sing_worker_end(self._number)
         elif isinstance(order, Hurry):
-            library.sing_worker_hurry(self._number)
+            give_way = library.sing_worker_drop if order.drop else library.sing_worker_hurry
+            give_way(self._number)
         elif isinstance(order, Lease):
             self._set_lease(order)
         elif isinstance(order, RoomMade):
@@ -164,8 +168,9 @@ class WorkerSession:
             threading.Thread(target=self._give_back, daemon=True).start()
         elif isinstance(order, TakeSnapshot):
             # In another thread, so that this one continues to receive commands.
-            given = (order, fds)
-            threading.Thread(target=self._take_snapshot, args=given, daemon=True).start()
+            threading.Thread(target=self._take_snapshot, args=(order,), daemon=True).start()
+        elif isinstance(order, Depart) and len(fds) == 1:
+            threading.Thread(target=self._depart, args=(fds[0],), daemon=True).start()
         elif isinstance(order, Preallocate):
             threading.Thread(target=self._preallocate, daemon=True).start()
         else:
@@ -190,17 +195,12 @@ class WorkerSession:
             self._end_without_device()
         return Error(error(library), "failed") if failed else Done()
 
-    def _take_snapshot(self, order: TakeSnapshot, fds: Sequence[int]) -> None:
+    def _take_snapshot(self, order: TakeSnapshot) -> None:
         """Take a snapshot and send it."""
         taken = WorkerSnapshot()
-        known = fds[0] if order.moves and fds else -1
         manner = 0 if order.stop else 2 if order.patient else 1  # as in `api.h`
         frozen = CALLBACK(lambda: self._send(Frozen())) if order.tell else CALLBACK()
-        fd = self._library.sing_worker_snapshot(
-            self._number, manner, frozen, known, ctypes.byref(taken)
-        )
-        for each in fds:
-            os.close(each)
+        fd = self._library.sing_worker_snapshot(self._number, manner, frozen, ctypes.byref(taken))
         if fd == LOST:
             self._end_without_device()
         # Without the agent the snapshot is useless, and the control thread ends the session.
@@ -208,16 +208,29 @@ class WorkerSession:
             self._send(Error(error(self._library), "failed"))
             return
         answer = SnapshotTaken(
-            taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.duration_ns / 1e9,
-            taken.omitted,
-        )  # fmt: skip
-        made = [fd, taken.contents] if taken.contents >= 0 else [fd]
-        self._send(answer, made)
-        for each in made:
+            taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.duration_ns / 1e9
+        )
+        self._send(answer, [fd])
+        os.close(fd)
+
+    def _depart(self, known: int) -> None:
+        """Save what it takes along to a process that has the contents in the file `known`."""
+        departed = WorkerDeparture()
+        failed = self._library.sing_worker_depart(self._number, known, ctypes.byref(departed))
+        os.close(known)
+        if failed:
+            self._send(Error(error(self._library), "failed"))
+            return
+        files = [departed.tables, departed.contents, departed.carried]
+        answer = Departed(
+            departed.position, departed.bytes, departed.copied, departed.omitted, departed.ns / 1e9
+        )
+        self._send(answer, files)
+        for each in files:
             os.close(each)
 
     def _preallocate(self) -> None:
-        """Take memory of the arena for the next snapshot."""
+        """Take the memory for the next snapshot, or the next move."""
         failed = self._library.sing_worker_preallocate(self._number)
         self._send(Error(error(self._library), "failed") if failed else Done())
 

@@ -199,10 +199,9 @@ Host::~Host() {
   if (running()) stop();
 }
 
-SessionFiles Host::files(int snapshot, int readiness, int contents, int base) const {
-  return {log_file_.fd(),   client_file_.fd(), worker_file_.fd(),
-          agent_file_.fd(), arena_file_.fd(),  snapshot,
-          readiness,        contents,          base};
+SessionFiles Host::files(int snapshot, int readiness, int contents, int carried, int base) const {
+  return {log_file_.fd(), client_file_.fd(), worker_file_.fd(), agent_file_.fd(), arena_file_.fd(),
+          snapshot,       readiness,         contents,          carried,          base};
 }
 
 void Host::start(int snapshot_fd, int readiness_fd) {
@@ -211,11 +210,12 @@ void Host::start(int snapshot_fd, int readiness_fd) {
   run();
 }
 
-void Host::prepare(int snapshot_fd, int contents_fd, int base_fd) {
+void Host::prepare(int snapshot_fd, int contents_fd, int carried_fd, int base_fd) {
   SessionOptions prepared = options;
   prepared.prepare = true;
   ++prepared.epoch;
-  prepared_ = std::make_unique<Session>(files(snapshot_fd, -1, contents_fd, base_fd), prepared);
+  prepared_ =
+      std::make_unique<Session>(files(snapshot_fd, -1, contents_fd, carried_fd, base_fd), prepared);
 }
 
 void Host::take_over() {

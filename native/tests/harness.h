@@ -97,7 +97,7 @@ class Host {
   void stop_taking(std::thread& taking);
   // Makes another worker of the session, prepared from a snapshot; take_over() makes it the current
   // one.
-  void prepare(int snapshot_fd, int contents_fd = -1, int base_fd = -1);
+  void prepare(int snapshot_fd, int contents_fd = -1, int carried_fd = -1, int base_fd = -1);
   Session& prepared() { return *prepared_; }
   void take_over();
   bool running() const { return thread_.joinable(); }
@@ -118,7 +118,8 @@ class Host {
   Session& session() { return *session_; }
   int snapshot(uint64_t* position = nullptr, bool stop = true);
   void commit(uint64_t position) { agent_->retained.store(position); }
-  SessionFiles files(int snapshot, int readiness = -1, int contents = -1, int base = -1) const;
+  SessionFiles files(int snapshot, int readiness = -1, int contents = -1, int carried = -1,
+                     int base = -1) const;
   int arena() const { return arena_file_.fd(); }
   void grant(uint64_t bytes) { agent_->memory_granted.store(bytes); }
 

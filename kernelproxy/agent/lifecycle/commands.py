@@ -168,7 +168,7 @@ class Commands:
 
     async def _migrate(self, allocator: DeviceAllocator, check: Callable[[], None]) -> SessionView:
         core = self._core
-        self._state.expedite()
+        self._state.expedite(allocator.device)
         async with self._locked():
             core.check_usable()
             check()

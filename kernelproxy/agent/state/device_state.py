@@ -42,6 +42,7 @@ from kernelproxy.common.protocol import EXIT_DEVICE_LOST, EXIT_NO_ROOM, DeviceLo
 from kernelproxy.common.shared_memory import (
     LAYOUT_VERSION,
     PAGE_BYTES,
+    DeviceKind,
     Presence,
     SessionMemory,
     close_all,
@@ -54,6 +55,8 @@ T = TypeVar("T")
 #: Copy rate assumed until one was measured, on a copy of at least `MEASURED_BYTES_MIN`.
 COPY_BYTES_PER_SECOND = 1e9
 MEASURED_BYTES_MIN = 16 << 20
+#: Seconds for which a move is expected once it is prepared, and the job has not settled after it.
+EXPECTED_SECONDS, SETTLING_SECONDS = 10.0, 3.0
 
 
 class DeviceState(SharedPages):
@@ -99,7 +102,7 @@ class DeviceState(SharedPages):
         self._epoch = 0
         self._chores: set[asyncio.Future[None]] = set()
         self._copy_rate = COPY_BYTES_PER_SECOND
-        self._busy_when_saved = 0.0
+        self._busy_when_saved = self._moving_until = 0.0
         #: Cost of the newest snapshot for the session, in seconds of execution.
         self.save_cost = 0.0
         self.memory.agent.log_budget = settings.log_budget
@@ -329,15 +332,16 @@ class DeviceState(SharedPages):
         departure: Departure | None = None,
     ) -> None:
         """Give a worker the state of the newest snapshot, or of a departure; see `open_worker`."""
-        snapshot, base = self.snapshot, None
-        if departure is not None and departure.partial is not None:
-            snapshot, base = departure.partial, self.snapshot
-        beside = {
-            "snapshot": snapshot.fd if snapshot else None,
-            "readiness": self.disk.arrivals_fd if departure is None else None,
-            "contents": departure.contents if departure else None,
-            "base": base.fd if base else None,
-        }
+        newest = self.snapshot.fd if self.snapshot else None
+        if departure is None:
+            beside = {"snapshot": newest, "readiness": self.disk.arrivals_fd}
+        else:
+            beside = {
+                "snapshot": departure.tables,
+                "contents": departure.contents,
+                "carried": departure.carried,
+                "base": newest,
+            }
         order = Open(
             session=self._session,
             device=device.torch_device,
@@ -378,6 +382,12 @@ class DeviceState(SharedPages):
         """
         if self.worker is not None:
             await self.worker.preallocate()
+            self._moving_until = time.monotonic() + EXPECTED_SECONDS
+
+    @property
+    def moving(self) -> bool:
+        """True if it is prepared for a move, or has just moved."""
+        return time.monotonic() < self._moving_until
 
     def may_depart(self, device: Device) -> bool:
         """True if `depart` may be called to move to a device.
@@ -386,7 +396,8 @@ class DeviceState(SharedPages):
         needs an equal device, and all of the log since the newest snapshot.
         """
         whole = not self.unrecoverable and self.disk.arrivals_fd is None
-        return whole and not self.leased and self.device.computes_like(device)
+        software = self.device.kind is DeviceKind.SOFTWARE
+        return software and whole and not self.leased and self.device.computes_like(device)
 
     async def depart(self, known: int) -> Departure:
         """Save what a process lacks that has the contents in the file `known`.
@@ -395,16 +406,7 @@ class DeviceState(SharedPages):
         """
         if self.worker is None:
             raise InternalError("no worker can move")
-        busy = self.busy_seconds
-        taken, contents = await self.worker.depart(known, self._settings.snapshot_seconds)
-        if taken.omitted:
-            return Departure(contents, taken)
-        try:
-            await self._keep(taken, self.worker, busy)
-        except BaseException:
-            os.close(contents)
-            raise
-        return Departure(contents)
+        return await self.worker.depart(known, self._settings.snapshot_seconds)
 
     async def pass_on(self, there: Worker) -> None:
         """Make a prepared worker load the newest snapshot; raises WorkerError."""
@@ -454,7 +456,7 @@ class DeviceState(SharedPages):
         # Two workers must never execute at the same time, not even for a moment.
         await self.worker.stop()
         self.drop_worker()
-        self.worker = there
+        self.worker, self._moving_until = there, time.monotonic() + SETTLING_SECONDS
         self.settle_on(device)
         with contextlib.suppress(OSError):  # it died, which is handled elsewhere
             await there.set_lease(*self.lease)  # which may have changed meanwhile
@@ -521,9 +523,9 @@ class DeviceState(SharedPages):
             await self.disk.fetched()
         older, self.snapshot = self.snapshot, taken
         self.unrecoverable, self._busy_when_saved = False, busy
-        # On a software device, the threads that copy take cores from those that compute.
-        takes_cores = self.device.threads >= len(os.sched_getaffinity(0))
-        beside = taken.seconds / self.device.threads if takes_cores and not stop else 0.0
+        # The thread that copies takes a core from those that compute, on any software device.
+        software = self.device.kind is DeviceKind.SOFTWARE
+        beside = taken.seconds / len(os.sched_getaffinity(0)) if software and not stop else 0.0
         self.save_cost = taken.stalled_ns / 1e9 + beside
         if taken.copied >= MEASURED_BYTES_MIN and taken.seconds > 0:
             self._copy_rate = taken.copied / taken.seconds
@@ -559,10 +561,14 @@ class DeviceState(SharedPages):
         page.snapshots += 1
         page.ring()
 
-    def expedite(self) -> None:
-        """Limit the time of a snapshot in the background, as others wait for the session."""
+    def expedite(self, to: Device | None = None) -> None:
+        """Limit the time of a snapshot in the background, as others wait for the session.
+
+        `to`: the device to which it is to move.
+        """
         if self.worker is not None:
-            self.worker.expedite(self._settings.snapshot_seconds)
+            departs = to is not None and self.worker.in_seat and self.may_depart(to)
+            self.worker.expedite(self._settings.snapshot_seconds, departs=departs)
 
     async def unload(self, *, unless_busy: bool, waiters_present: bool = False) -> bool:
         """End the worker, after a snapshot of what it has done.

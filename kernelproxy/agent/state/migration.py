@@ -7,8 +7,7 @@ between devices that compute exactly the same, by replaying the log since, if th
 last the old worker ends, and the new one takes the session over.
 
 A rank of a job without a lease, which moves to a process of its job, takes along only what that
-process lacks (`moved.h`). The snapshot for that is used by the new worker only, if it lacks
-anything: a recovery starts from the one before, and the log since.
+process lacks (`moved.h`). A recovery starts from the snapshot before, and the log since.
 
 Until the old worker's end, any failure leaves the session where it was: the new worker has changed
 nothing. From then on the new one is the session's worker, whose death is handled like any other.
@@ -26,6 +25,7 @@ from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.workers.seats import SeatSource, WorkerSource
 from kernelproxy.agent.workers.worker import Worker
 from kernelproxy.common.errors import WorkerError
+from kernelproxy.common.units import bytes_text
 from kernelproxy.devices import Device
 
 log = logging.getLogger(__name__)
@@ -182,8 +182,10 @@ async def _join_others(
                     return None
                 finally:
                     departure.close()
-                omitted = departure.partial.omitted if departure.partial else 0
-                log.info("A rank finds %d of its storages in worker %d", omitted, there.pid)
+                log.info(
+                    "A rank brings %s to worker %d, where it finds %d storages",
+                    bytes_text(departure.copied), there.pid, departure.omitted,
+                )  # fmt: skip
                 return await _replace(state, there, target, stopped)
         finally:
             os.close(known)

@@ -6,6 +6,7 @@
 | its log reaches its budget                    | a snapshot, and the log before it is freed     |
 | the same, by an upload (Note [Uploads])       | the same, whatever its share of the time is    |
 | it is idle                                    | a snapshot, so that eviction is a drop         |
+| it is about to move, or has just moved        | of these, only what its log requires           |
 | the log is nearly full, and a snapshot would  | the log is freed without one: it continues and |
 | cost more than its share or has no memory     | is not recoverable until the next snapshot     |
 | the same, and most of the log is not executed | nothing yet: neither would free much           |
@@ -97,7 +98,7 @@ class SnapshotScheduler:
         state, now = self._state, time.monotonic()
         over = state.log_bytes > min(self._log_budget, full)
         left = self._cadence.seconds_left(state.busy_seconds, now)
-        if not over and rested < REST_SECONDS and left > 0:
+        if not over and ((rested < REST_SECONDS and left > 0) or state.moving):
             return
         inflow, is_full, dirty = self._inflow, state.log_bytes > full, state.dirty_bytes
         inflow.note(state.memory.client.head, state.memory.client.operators)

@@ -1,4 +1,4 @@
-"""A snapshot that a worker has taken, also to move to another process."""
+"""A snapshot that a worker has taken, and the state that a session brings to another process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ class Snapshot:
         Nanoseconds for which taking it kept the log from being executed.
     seconds : float
         How long taking it took.
-    omitted : int
-        Number of storages whose bytes it lacks: see `moved.h`. If there are any, it is no base of a
-        recovery.
     taken : float
         When it was complete, in seconds of the monotonic clock.
     """
@@ -38,7 +35,6 @@ class Snapshot:
     copied: int = 0
     stalled_ns: int = 0
     seconds: float = 0.0
-    omitted: int = 0
     taken: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
@@ -48,21 +44,27 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Departure:
-    """The files with which a session moves to a process of its job.
+    """State of a session that departs to a process of its job: see `moved.h`.
+
+    No base of a recovery.
 
     Parameters
     ----------
-    contents : int
-        File of the contents of its storages; owned until `close`.
-    partial : Snapshot, optional
-        Without what the process has. None: the newest snapshot of the session has everything.
+    tables, contents, carried : int
+        The files of `Departed`; owned until `close`.
+    omitted : int
+        Number of storages whose bytes the process has.
+    copied : int
+        Bytes in `carried`.
     """
 
+    tables: int
     contents: int
-    partial: Snapshot | None = None
+    carried: int
+    omitted: int
+    copied: int
 
     def close(self) -> None:
         """Free its files."""
-        os.close(self.contents)
-        if self.partial is not None:
-            self.partial.close()
+        for fd in (self.tables, self.contents, self.carried):
+            os.close(fd)

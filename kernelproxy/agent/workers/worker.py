@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kernelproxy.agent.workers.snapshot import Snapshot
+from kernelproxy.agent.workers.snapshot import Departure, Snapshot
 from kernelproxy.agent.workers.worker_process import WorkerProcess
 from kernelproxy.common.errors import (
     DeviceFullError,
@@ -25,6 +25,8 @@ from kernelproxy.common.protocol import (
     Adopt,
     CacheGivenBack,
     ContentsListed,
+    Depart,
+    Departed,
     DeviceLost,
     Done,
     Ended,
@@ -93,6 +95,7 @@ class Worker(WorkerProcess):
         self._limit: asyncio.Timeout | None = None
         self._frozen: Callable[[], object] | None = None
         self._hurrying: asyncio.Task[None] | None = None
+        self._preallocates = False
         self._room: asyncio.Task[None] | None = None
         self._parking: tuple[int, asyncio.Future[None]] | None = None
         self._observing: asyncio.Future[Observed] | None = None
@@ -267,23 +270,23 @@ class Worker(WorkerProcess):
         finally:
             self._frozen = None
         self._fix([fd])
-        return _snapshot(fd, taken)
+        return Snapshot(
+            fd, taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.seconds
+        )
 
-    async def depart(self, known: int, seconds: float) -> tuple[Snapshot, int]:
-        """Take a snapshot to move to a process that has the contents in the file `known`.
+    async def depart(self, known: int, seconds: float) -> Departure:
+        """Save what it takes along to a process that has the contents in the file `known`.
 
-        Nothing is executed meanwhile. Raises as `open`.
-
-        Returns
-        -------
-        Snapshot, int
-            Without what is there, and a file of the contents of all storages. The caller takes
-            ownership of both.
+        Nothing is executed meanwhile. The caller takes ownership. Raises as `open`.
         """
-        order = TakeSnapshot(stop=True, moves=True)
-        taken, fds = await self._order(order, SnapshotTaken, seconds, [known], fd_count=2)
-        self._fix(fds)
-        return _snapshot(fds[0], taken), fds[1]
+        departed, fds = await self._order(Depart(), Departed, seconds, [known], fd_count=3)
+        tables, contents, carried = fds
+        try:
+            self._fix([tables, contents])
+        except WorkerError:
+            os.close(carried)
+            raise
+        return Departure(tables, contents, carried, departed.omitted, departed.copied)
 
     def _fix(self, fds: Sequence[int]) -> None:
         """Seal files that it has sent, or close them and break; raises WorkerError."""
@@ -300,8 +303,15 @@ class Worker(WorkerProcess):
         await self._order(Trim(), Done, seconds)
 
     async def preallocate(self) -> None:
-        """Take the memory that its next snapshot needs, until `expedite`; raises as `open`."""
-        await self._order(Preallocate(), Done, None)
+        """Take the memory that its next snapshot or departure needs, until `expedite`.
+
+        Raises as `open`.
+        """
+        self._preallocates = True
+        try:
+            await self._order(Preallocate(), Done, None)
+        finally:
+            self._preallocates = False
 
     async def adopt(self, snapshot: Snapshot, seconds: float) -> None:
         """Make a prepared worker load a newer snapshot; raises as `open`."""
@@ -311,16 +321,21 @@ class Worker(WorkerProcess):
         """Open its gate and wait until it has executed the log below `until`; raises as `open`."""
         await self._order(Replay(until), Done, seconds)
 
-    def expedite(self, seconds: float) -> None:
-        """Give a snapshot without a time limit one, `seconds` from now, and all cores."""
+    def expedite(self, seconds: float, *, departs: bool = False) -> None:
+        """Give a snapshot without a time limit one, `seconds` from now, and all cores.
+
+        `departs`: it needs no snapshot, so a patient one fails instead, but the memory that
+        `preallocate` takes.
+        """
         if self._limit is None or self._limit.when() is not None:
             return
         self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
-        self._hurrying = asyncio.create_task(self._hurry())
+        if not (departs and self._preallocates):
+            self._hurrying = asyncio.create_task(self._hurry(drop=departs))
 
-    async def _hurry(self) -> None:
+    async def _hurry(self, *, drop: bool) -> None:
         with contextlib.suppress(OSError):  # then it is ending
-            await self._channel.send(Hurry())
+            await self._channel.send(Hurry(drop))
         await self._press(lambda: True, bounded=False)
 
     async def last_words(self) -> str | None:
@@ -439,16 +454,3 @@ class Worker(WorkerProcess):
             raise ProtocolError("A worker answered what it was not asked.")
         self.corrupt = message.message[:MESSAGE_MAX]
         self._on_change()
-
-
-def _snapshot(fd: int, taken: SnapshotTaken) -> Snapshot:
-    """Return a snapshot that a worker has reported."""
-    return Snapshot(
-        fd,
-        taken.position,
-        taken.bytes,
-        taken.copied,
-        taken.stalled_ns,
-        taken.seconds,
-        omitted=taken.omitted,
-    )

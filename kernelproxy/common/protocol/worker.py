@@ -95,8 +95,9 @@ class Open(Message, kind="Open"):
     Comes with the descriptors of log, client page, worker page, agent page and arena. If
     `snapshot`, the tables of the snapshot to start from follow. If `readiness`, the file follows
     that marks which of the snapshot's extents are in the arena
-    (`native/worker/snapshot/readiness.h`). If `contents`, the second file of `SnapshotTaken`
-    follows, and if `base`, the tables of the snapshot from which a recovery starts.
+    (`native/worker/snapshot/readiness.h`). If `contents` and `carried`, the tables come from
+    `Departed`, and its other files follow; and if `base`, the tables of the snapshot from which a
+    recovery starts.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ class Open(Message, kind="Open"):
         lack of memory on the machine.
     why : list of str
         Text of the error that the notebook gets for each record in `skip`.
-    snapshot, readiness, contents, base : bool
+    snapshot, readiness, contents, carried, base : bool
         Which descriptors follow.
     gate : bool
         Whether its gate is open; not together with `prepare`. The worker has no `Lease` yet.
@@ -146,6 +147,7 @@ class Open(Message, kind="Open"):
     visible: str = ""
     seat: str = ""
     contents: bool = False
+    carried: bool = False
     base: bool = False
     frame_bytes_max = LARGE_BYTES_MAX
 
@@ -277,15 +279,11 @@ class TakeSnapshot(Message, kind="TakeSnapshot"):
     With `stop`, nothing is executed until it is done. Otherwise the worker continues to execute,
     and accepts `Gate`, `Hurry` and `End` in the meantime. With `patient`, it may wait for the point
     in the program's steps where copying disturbs it least. With `tell`, it sends `Frozen` first.
-
-    With `moves`, the file of `ContentsListed` comes with this: the session moves to that process,
-    and what is there need not be copied. The file of its contents follows the tables in the answer.
     """
 
     stop: bool = False
     patient: bool = False
     tell: bool = False
-    moves: bool = False
 
 
 @dataclass(frozen=True)
@@ -295,7 +293,12 @@ class Frozen(Message, kind="Frozen"):
 
 @dataclass(frozen=True)
 class Hurry(Message, kind="Hurry"):
-    """Let the snapshot that is being taken use all available cores. Has no reply."""
+    """Let the snapshot that is being taken use all available cores. Has no reply.
+
+    With `drop`, a patient one fails instead.
+    """
+
+    drop: bool = False
 
 
 @dataclass(frozen=True)
@@ -315,8 +318,6 @@ class SnapshotTaken(Message, kind="SnapshotTaken"):
         Nanoseconds for which it blocked the execution of the log.
     seconds : float
         Its duration.
-    omitted : int
-        Number of storages whose bytes it lacks, as the session moves to where they are.
     """
 
     position: int
@@ -324,7 +325,42 @@ class SnapshotTaken(Message, kind="SnapshotTaken"):
     copied: int
     stalled_ns: int
     seconds: float
-    omitted: int = 0
+
+
+@dataclass(frozen=True)
+class Depart(Message, kind="Depart"):
+    """Save what the session takes along to a process; answered by `Departed` or `Error`.
+
+    The file of that process's `ContentsListed` comes with this. Nothing is executed meanwhile, and
+    nothing changes here: see Note [Moves] in `native/worker/snapshot/moved.h`.
+    """
+
+
+@dataclass(frozen=True)
+class Departed(Message, kind="Departed"):
+    """Reply: all device state at `position` of the log, to be opened by another process.
+
+    Three files come with this: the tables, the contents of all storages, and the bytes of those
+    that neither the process nor the arena has. The last one becomes the memory of the storages.
+
+    Parameters
+    ----------
+    position : int
+    bytes : int
+        Size of the state.
+    copied : int
+        How many of them are in the last file.
+    omitted : int
+        Number of storages whose bytes the process has.
+    seconds : float
+        How long it took.
+    """
+
+    position: int
+    bytes: int
+    copied: int
+    omitted: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -334,7 +370,7 @@ class Trim(Message, kind="Trim"):
 
 @dataclass(frozen=True)
 class Preallocate(Message, kind="Preallocate"):
-    """Take the memory that the next snapshot needs, while the log is executed.
+    """Take the memory that the next snapshot or move needs, while the log is executed.
 
     Ends early at `Hurry`. Answered by `Done` or `Error`.
     """

@@ -112,9 +112,9 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
     options.prepare = prepare != 0;
     options.limits.check_writes = is_on(std::getenv("SING_CHECK_WRITES"));
     options.limits.check_splicing = is_on(std::getenv("SING_CHECK_SPLICING"));
-    const sing::SessionFiles all{files->log,       files->client,   files->worker,
-                                 files->agent,     files->arena,    files->snapshot,
-                                 files->readiness, files->contents, files->base};
+    const sing::SessionFiles all{files->log,     files->client,   files->worker,    files->agent,
+                                 files->arena,   files->snapshot, files->readiness, files->contents,
+                                 files->carried, files->base};
     options.seat = seat.get();
     options.replicas = replicas.get();
     auto session = std::make_shared<sing::Session>(all, options);
@@ -239,21 +239,35 @@ void sing_worker_end(int session) {
   if (const auto open = found(session)) open->end();
 }
 
-int sing_worker_snapshot(int session, int manner, void (*frozen)(void), int known,
-                         sing_worker_taken* taken) {
+int sing_worker_snapshot(int session, int manner, void (*frozen)(void), sing_worker_taken* taken) {
   return guarded([&] {
-    std::optional<sing::KnownContents> there;
-    if (known >= 0) there = sing::read_known(known);
-    const sing::Taken made = opened(session)->snapshot(static_cast<sing::Manner>(manner), frozen,
-                                                       there ? &*there : nullptr);
-    *taken = {made.position,    made.bytes,   made.copied,  made.stalled_ns,
-              made.duration_ns, made.omitted, made.contents};
+    const sing::Taken made = opened(session)->snapshot(static_cast<sing::Manner>(manner), frozen);
+    *taken = {made.position, made.bytes, made.copied, made.stalled_ns, made.duration_ns};
     return made.fd;
+  });
+}
+
+int sing_worker_depart(int session, int known, sing_worker_departed* into) {
+  return guarded([&] {
+    sing::Departed departed = opened(session)->depart(sing::read_known(known));
+    *into = {departed.position,
+             departed.bytes,
+             departed.copied,
+             departed.omitted,
+             departed.duration_ns,
+             departed.tables.release(),
+             departed.contents.release(),
+             departed.carried.release()};
+    return 0;
   });
 }
 
 void sing_worker_hurry(int session) {
   if (const auto open = found(session)) open->hurry();
+}
+
+void sing_worker_drop(int session) {
+  if (const auto open = found(session)) open->drop_snapshot();
 }
 
 int sing_worker_replay(int session, uint64_t until) {

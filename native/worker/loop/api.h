@@ -16,6 +16,7 @@ struct sing_worker_files {
   int snapshot;   // to start from; -1: none
   int readiness;  // of the snapshot's extents; -1: all are in the arena
   int contents;   // of the snapshot's storages, if it comes from another process of the job; or -1
+  int carried;    // then: their bytes
   int base;       // then: the snapshot from which a recovery starts; -1: the start of the log
 };
 
@@ -104,8 +105,6 @@ struct sing_worker_taken {
   uint64_t copied;      // of those, changed since the last snapshot
   uint64_t stalled_ns;  // for which the log was not executed
   uint64_t duration_ns;
-  uint64_t omitted;  // storages that the target of a move has
-  int contents;      // descriptor of the contents of all storages; -1: it is for no move
 };
 
 // Takes a snapshot of the current position and returns the descriptor of its tables when it is
@@ -113,17 +112,30 @@ struct sing_worker_taken {
 // and the snapshot begins when it disturbs least. `frozen`, if not null, is called when the
 // snapshot's contents can no longer change, which is long before they are copied. Works before
 // run(), during run() (from another thread), and with a closed gate. Only one at a time, and not
-// together with trim() or adopt(). `known`: descriptor of what the target of a move has; -1: it is
-// for no move.
-int sing_worker_snapshot(int session, int manner, void (*frozen)(void), int known,
+// together with trim() or adopt().
+int sing_worker_snapshot(int session, int manner, void (*frozen)(void),
                          struct sing_worker_taken* taken);
+
+struct sing_worker_departed {
+  uint64_t position;
+  uint64_t bytes;    // of the state
+  uint64_t copied;   // of those, into `carried`
+  uint64_t omitted;  // storages that the target has
+  uint64_t duration_ns;
+  int tables, contents, carried;  // descriptors
+};
+
+// Saves what a session takes along to a process of its job, like a snapshot during which nothing is
+// executed. `known`: descriptor of what the process has. See Note [Moves] in moved.h.
+int sing_worker_depart(int session, int known, struct sing_worker_departed* into);
 // Makes a snapshot in progress use all resources that it can get.
 void sing_worker_hurry(int session);
+// Ends a patient snapshot in progress, which then fails.
+void sing_worker_drop(int session);
 // Frees the memory of snapshots before AgentPage::retained.
 int sing_worker_trim(int session);
-// Gives the arena the memory that the next snapshot needs; execution continues. Ends early at
-// sing_worker_hurry(). Not together with the functions above. In a thread of its own, which has low
-// priority afterwards.
+// Takes the memory that the next snapshot or move needs; execution continues. Ends early at
+// sing_worker_hurry(). Not together with the functions above.
 int sing_worker_preallocate(int session);
 // Opens the gate and returns when everything below `until` was executed.
 int sing_worker_replay(int session, uint64_t until);

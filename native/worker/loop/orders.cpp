@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <utility>
+
 #include "oplog/futex.h"
 
 namespace sing {
@@ -33,7 +35,8 @@ bool Orders::leaves() {
   return !end_ && open_ && !allowed();
 }
 
-bool Orders::obey(const std::function<void(bool)>& resumed) {
+bool Orders::obey(const std::function<void(bool)>& resumed, std::chrono::nanoseconds pause,
+                  std::function<void()> rests) {
   std::unique_lock lock(mutex_);
   bool only_work = true;
   while (!end_ && (!allowed() || works_ != 0)) {
@@ -41,7 +44,13 @@ bool Orders::obey(const std::function<void(bool)>& resumed) {
     parked_ = true;
     page_.gate_open.store(0, std::memory_order_release);
     changed_.notify_all();
-    changed_.wait(lock);
+    if (!rests) {
+      changed_.wait(lock);
+    } else if (changed_.wait_for(lock, pause) == std::cv_status::timeout) {
+      lock.unlock();
+      std::exchange(rests, {})();
+      lock.lock();
+    }
   }
   parked_ = false;
   page_.gate_open.store(allowed() && !end_, std::memory_order_release);

@@ -34,8 +34,9 @@ class Orders {
   bool leaves();
   // Parks while execution is not allowed or other threads' work runs. Returns false if the run is
   // to end; otherwise, before others see that it continues, calls `resumed`, with true if it was
-  // parked only for their work.
-  bool obey(const std::function<void(bool)>& resumed = {});
+  // parked only for their work. Calls `rests` once no order has come for `pause`.
+  bool obey(const std::function<void(bool)>& resumed = {}, std::chrono::nanoseconds pause = {},
+            std::function<void()> rests = {});
   // Sleeps until the client changes `word` from `seen` (when napping: by a request), until orders
   // come, or until `limit` has passed. May return spuriously.
   void sleep(const Word<uint64_t>& word, uint64_t seen,

@@ -86,9 +86,9 @@ Session::Session(const SessionFiles& files, const SessionOptions& options)
   snapshots_.loads().on_failure([this] { orders_.end(); });
   if (prepare_) {
     orders_.gate(false);
-    consumed_ = files.contents < 0
-                    ? snapshots_.open(files.snapshot, files.readiness)
-                    : snapshots_.open_moved(files.snapshot, files.contents, files.base);
+    consumed_ = files.contents < 0 ? snapshots_.open(files.snapshot, files.readiness)
+                                   : snapshots_.open_moved(files.snapshot, files.contents,
+                                                           files.carried, files.base);
     snapshots_.finish_loading();
     return;
   }
@@ -118,7 +118,7 @@ void Session::claim() {
                              std::to_string(consumed_));
   }
   WorkerPage& page = *worker_;
-  if (snapshots_.partial()) {
+  if (snapshots_.moved()) {
     state_.exactness.continue_from(page);
   } else {
     recovery_ = state_.exactness.begin(consumed_, model_of(*agent_), page);
@@ -173,9 +173,8 @@ void Session::await_parked() {
   });
 }
 
-Taken Session::snapshot(Manner manner, const std::function<void()>& frozen,
-                        const KnownContents* known) {
-  return with_device([&] { return snapshots_.take(manner, consumed_, *worker_, frozen, known); });
+Taken Session::snapshot(Manner manner, const std::function<void()>& frozen) {
+  return with_device([&] { return snapshots_.take(manner, consumed_, *worker_, frozen); });
 }
 
 void Session::adopt(int snapshot_fd) {
@@ -429,7 +428,9 @@ bool Session::device_rests() const {
 // Note [Caches]. The allocator of a GPU keeps freed memory for the next tensors. It is given back
 // when the agent orders that, because another session needs it; otherwise it is kept, so that the
 // next cell need not allocate it again. Host memory that a software device keeps is in no account,
-// so it is given back when no tensors come for a while, or when other sessions have the device.
+// so it is given back when no tensors come for a while, or when other sessions have the device. In
+// a seat it is that of all ranks, and a job that is resized has no lease for a moment: so only when
+// the lease does not come back for a while.
 //
 // After that while, a fault of a GPU that was not read is noticed, too: its worker is replaced
 // while the program is idle.
@@ -481,8 +482,13 @@ uint64_t Session::give_back_cache() {
 bool Session::obey() {
   state_.storages.settle();  // a snapshot may be taken while this thread is parked
   if (!state_.time) {
+    if (seat_) {
+      return orders_.obey({}, kUnsettled, [this] {
+        if (orders_.leaves()) settle();
+      });
+    }
     if (orders_.leaves()) settle();
-    return orders_.obey();
+    return orders_.obey({});
   }
   state_.time->pause(consumed_);
   return orders_.obey([this](bool only_work) {

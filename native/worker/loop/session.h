@@ -30,6 +30,7 @@ struct SessionFiles {
   int snapshot = -1;   // or none
   int readiness = -1;  // or none: all of the snapshot is in the arena
   int contents = -1;   // or none: see Note [Moves] in moved.h
+  int carried = -1;    // then: the bytes of storages
   int base = -1;       // then: the snapshot from which a recovery starts, or none
 };
 
@@ -84,8 +85,8 @@ class Session : private Seat::Member {
   uint64_t give_back_cache();
   // Opens the gate and returns when everything below `until` was executed.
   void replay(uint64_t until);
-  Taken snapshot(Manner manner, const std::function<void()>& frozen = {},
-                 const KnownContents* known = nullptr);
+  Taken snapshot(Manner manner, const std::function<void()>& frozen = {});
+  Departed depart(const KnownContents& known) { return snapshots_.depart(consumed_, known); }
   void trim() { snapshots_.trim(); }
   void preallocate() { snapshots_.preallocate(); }
   // For a prepared session: adopts a newer snapshot.
@@ -93,6 +94,7 @@ class Session : private Seat::Member {
 
   // --- any thread ---
   void hurry() { snapshots_.hurry(); }
+  void drop_snapshot() { snapshots_.drop(); }
   void end();
   uint64_t position() const { return consumed_; }
   std::optional<Steps::Found> step(uint64_t since_ns) const { return steps_.find(since_ns); }

@@ -51,7 +51,7 @@ void Storages::find_contents() {
 
 void Storages::enter_contents() {
   for (Slot& slot : slots_) {
-    if (!slot.saved || !slot.content || slot.share) continue;
+    if (!(slot.storage || slot.transfer) || !slot.content || slot.share) continue;
     const uint64_t used = slot.used;
     use(slot);
     slot.used = used;

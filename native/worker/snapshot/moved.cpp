@@ -69,12 +69,12 @@ bool ContentList::omit(uint32_t id, const Slot& slot) {
 
 int ContentList::write() const { return write_entries(std::span<const ContentEntry>(entries_)); }
 
-MovedContents::MovedContents(int fd, Replicas& replicas, uint32_t session, const Arena* checked)
-    : replicas_(replicas), checked_(checked) {
+MovedContents::MovedContents(int fd, const Arena& carried, Replicas& replicas, uint32_t session,
+                             const Arena* checked)
+    : carried_(carried), replicas_(replicas), checked_(checked) {
   std::vector<ContentEntry> entries = read_entries<ContentEntry>(fd);
   for (ContentEntry& entry : entries) {
     if (entry.omitted == 0) continue;
-    partial_ = true;
     Share share = replicas.find(entry.content, session);
     if (!share) throw std::runtime_error("what the session shares is not held here any more");
     shares_.insert_or_assign(entry.id, std::move(share));
@@ -91,7 +91,7 @@ MovedContents::MovedContents(int fd, Replicas& replicas, uint32_t session, const
 }
 
 bool MovedContents::place(Storages& storages, uint32_t id, uint64_t bytes,
-                          std::span<const std::byte> data, const Extent& extent) {
+                          std::span<const std::byte> data, const Extent& extent, bool carried) {
   auto found = shares_.extract(id);
   if (found.empty()) return false;
   Share share = std::move(found.mapped());
@@ -101,7 +101,8 @@ bool MovedContents::place(Storages& storages, uint32_t id, uint64_t bytes,
   if (checked_) {
     std::vector<std::byte> written(data.begin(), data.end());
     written.resize(bytes);
-    if (extent) checked_->read(extent.offset, std::span(written).first(extent.count));
+    const Arena& file = carried ? carried_ : *checked_;
+    if (extent) file.read(extent.offset, std::span(written).first(extent.count));
     storages.check_splice(share, written, "a move");
   }
   storages.bind(id, std::move(share));

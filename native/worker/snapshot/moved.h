@@ -4,12 +4,13 @@
 // content.h), so equal contents have equal ids in each of them. A rank that moves to a process with
 // other ranks takes along only bytes that are not there:
 //   1. The target lists the ids of its versions, and pins them.
-//   2. The worker that the rank leaves takes a snapshot for which it does not copy the storages
-//      with these ids: their extents are reserved, but not written. A second file goes with it: the
-//      content ids of the rank's storages, and which of them are omitted.
-//   3. The target loads the snapshot, and its own versions take the place of what is omitted.
-// A snapshot with omitted storages is no base of a recovery. The agent keeps the one before, and
-// the log after that; the target gets both, and overwrites the extents of neither.
+//   2. The worker that the rank leaves writes the tables of a snapshot, and the bytes of its
+//      storages into a file of their own, except those with these ids and those that the arena has.
+//      A third file has the content ids of the rank's storages, and which of them are omitted.
+//   3. The target loads the tables. Its own versions take the place of what is omitted. What was
+//      carried is not copied again: the file is the memory of the storages from then on.
+// Tables of a move are no base of a recovery. The agent keeps the snapshot before, and the log
+// after that; the target gets both, and overwrites the extents of neither.
 #pragma once
 
 #include <cstdint>
@@ -64,22 +65,23 @@ class ContentList {
 class MovedContents {
  public:
   // Takes shares of what is there, for a session. Throws if something that was omitted is not there
-  // any more. `checked`: where all bytes lie, to be compared; null: they are not.
-  MovedContents(int fd, Replicas& replicas, uint32_t session, const Arena* checked);
+  // any more. `carried`: the file of bytes. `checked`: the session's arena, if shares are to be
+  // compared with the bytes, which then are there or in the file; or null.
+  MovedContents(int fd, const Arena& carried, Replicas& replicas, uint32_t session,
+                const Arena* checked);
 
   // Returns true if the storage is now the owner of a version. Its bytes are `data`, or lie in
-  // `extent`.
+  // `extent`, of the file if they were carried.
   bool place(Storages& storages, uint32_t id, uint64_t bytes, std::span<const std::byte> data,
-             const Extent& extent);
+             const Extent& extent, bool carried);
   // Notes the content of a storage that was restored in another way.
   void name(Slot& slot, uint32_t id) const;
-  // True if something was omitted.
-  bool partial() const noexcept { return partial_; }
+  const Arena& carried() const noexcept { return carried_; }
 
  private:
+  const Arena& carried_;
   Replicas& replicas_;
   const Arena* checked_;
-  bool partial_ = false;
   std::unordered_map<uint32_t, ContentId> contents_;
   std::unordered_map<uint32_t, Share> shares_;
 };

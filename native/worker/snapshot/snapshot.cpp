@@ -19,13 +19,10 @@ namespace sing {
 namespace {
 
 constexpr unsigned kThreadsMax = 8;
-// More threads than these write to the arena's memory, as those that write to its file wait for
-// each other. For fewer, the file is faster: new pages of a mapping are cleared first.
-constexpr unsigned kFileWritersMax = 3;
 // Storages up to this size are loaded first: many operators need only these.
 constexpr uint64_t kSmallBytes = 1 << 20;
-constexpr int kPreallocationNice = 10;
-// After so many bytes a preallocation can end.
+constexpr int kFillingNice = 10;
+// After so many bytes, taking memory in advance can end.
 constexpr uint64_t kPieceBytes = 4 << 20;
 // Number of bits for versions that one worker may give to extents; those of the next worker are
 // higher.
@@ -44,9 +41,7 @@ struct ArenaView {
 
 // A snapshot that is being made.
 struct Snapshots::Making {
-  Making(FreeRanges free, const KnownContents* known) : free(std::move(free)) {
-    if (known) moving.emplace(*known);
-  }
+  explicit Making(FreeRanges free) : free(std::move(free)) {}
 
   struct Save {
     uint32_t id;
@@ -61,7 +56,6 @@ struct Snapshots::Making {
   std::vector<uint32_t> inlined;
   Gather small;
   uint64_t copied = 0;
-  std::optional<ContentList> moving;
 
   // Storages that change in every step come first, those unchanged for longest before the others:
   // they change next. Then the newest, which are likely to be freed soon.
@@ -81,7 +75,9 @@ struct Snapshots::Making {
 Snapshots::Kept Snapshots::Kept::of(const Snapshot& snapshot) {
   Kept kept{snapshot.header.position, {}};
   kept.extents.reserve(snapshot.extents.size());
-  for (const ExtentEntry& entry : snapshot.extents) kept.extents.push_back(entry.extent());
+  for (const ExtentEntry& entry : snapshot.extents) {
+    if (entry.carried == 0) kept.extents.push_back(entry.extent());
+  }
   return kept;
 }
 
@@ -116,14 +112,14 @@ uint64_t Snapshots::open(int tables_fd, int readiness_fd) {
   return fill(snapshot, {}, nullptr);
 }
 
-uint64_t Snapshots::open_moved(int tables_fd, int contents_fd, int base_fd) {
+uint64_t Snapshots::open_moved(int tables_fd, int contents_fd, int carried_fd, int base_fd) {
   Storages& storages = state_.storages;
   if (!storages.replicas()) throw std::runtime_error("a session alone shares nothing");
-  const Snapshot snapshot = read_snapshot(tables_fd, arena_.bytes());
-  MovedContents moved(contents_fd, *storages.replicas(), storages.session(),
+  const Arena carried(carried_fd);
+  const Snapshot snapshot = read_snapshot(tables_fd, arena_.bytes(), carried.bytes());
+  MovedContents moved(contents_fd, carried, *storages.replicas(), storages.session(),
                       state_.limits.check_splicing ? &arena_ : nullptr);
   moved_ = true;
-  partial_ = moved.partial();
   const uint64_t position = fill(snapshot, {}, &moved);
   if (base_fd >= 0) {
     kept_.insert(kept_.begin(), Kept::of(read_snapshot(base_fd, arena_.bytes())));
@@ -135,7 +131,7 @@ uint64_t Snapshots::adopt(int tables_fd) {
   const Snapshot snapshot = read_snapshot(tables_fd, arena_.bytes());
   loads_.wait_for(nullptr);
   readiness_.reset();
-  moved_ = partial_ = false;
+  moved_ = false;
   state_.operators.clear();
   state_.generators = Generators(state_.device);
   state_.events.clear();
@@ -201,8 +197,13 @@ void Snapshots::give_back(const FreeRanges& free) {
   if (bytes > free.end()) arena_.punch(free.end(), bytes - free.end());
 }
 
-void Snapshots::trim() {
+void Snapshots::forget_preallocated() noexcept {
   preallocated_until_ns_ = 0;
+  preallocated_.reset();
+}
+
+void Snapshots::trim() {
+  forget_preallocated();
   give_up_older();
   give_back(free_ranges());
 }
@@ -211,24 +212,45 @@ void Snapshots::preallocate() {
   hurried_ = false;
   preallocated_until_ns_ = monotonic_ns() + state_.limits.preallocated_ns;
   give_up_older();
-  FreeRanges free = free_ranges();
+  const bool moves = state_.storages.replicas() != nullptr;
+  std::optional<Arena> carried;
+  if (moves) carried.emplace(preallocated_.emplace(carried_file()).fd());
+  Arena& file = moves ? *carried : arena_;
+  take_memory(file, moves ? FreeRanges({}) : free_ranges(), [](const Slot&) { return true; });
+  hurried_ = false;
+}
+
+// Note [Fresh memory]. The system clears memory before a process gets it, and the host of a virtual
+// machine may have to find it first: that takes many times as long as copying into it. The program
+// waits for the copy of a storage that it is about to change. So the memory for that is taken
+// before the snapshot begins. Gives a file memory for the storages that the next snapshot copies,
+// of those that are `wanted`.
+void Snapshots::take_memory(Arena& file, FreeRanges free, bool (*wanted)(const Slot&)) {
   std::vector<Extent> needed;
   orders_.while_parked([&] {
     for (const Slot& slot : state_.storages.slots()) {
-      if (slot.saved || saved_bytes(slot) < kInlineBytes) continue;
+      if (slot.saved || saved_bytes(slot) < kInlineBytes || !wanted(slot)) continue;
       needed.push_back({free.take(slot.filled), slot.filled, 0});
     }
   });
-  arena_.grow(free.end());
-  // Compute threads and clients need the cores first. In Linux this is for the calling thread,
-  // which ends when it has returned.
-  setpriority(PRIO_PROCESS, 0, kPreallocationNice);
-  for (const Extent& extent : needed) {
-    for (uint64_t done = 0; done < extent.count; done += kPieceBytes) {
-      if (hurried_.exchange(false) || orders_.ended()) return;
-      arena_.fill(extent.offset + done, std::min(kPieceBytes, extent.count - done));
+  if (needed.empty()) return;
+  file.grow(free.end());
+  std::exception_ptr failure;
+  std::thread([&] {
+    // Compute threads and clients need the cores first. In Linux this is for the calling thread.
+    setpriority(PRIO_PROCESS, 0, kFillingNice);
+    try {
+      for (const Extent& extent : needed) {
+        for (uint64_t done = 0; done < extent.count; done += kPieceBytes) {
+          if (hurried_ || orders_.ended()) return;
+          file.fill(extent.offset + done, std::min(kPieceBytes, extent.count - done));
+        }
+      }
+    } catch (...) {
+      failure = std::current_exception();
     }
-  }
+  }).join();
+  if (failure) std::rethrow_exception(failure);
 }
 
 // ---------------------------------------------------------------- taking
@@ -237,6 +259,12 @@ void Snapshots::hurry() {
   hurried_ = true;
   state_.storages.rhythm().ring();
   saves_.help(threads(), Transfers::Pace::full);
+}
+
+void Snapshots::drop() {
+  dropped_ = true;
+  saves_.cancel();
+  hurry();
 }
 
 void Snapshots::await_moment(const WorkerPage& page) {
@@ -253,15 +281,28 @@ void Snapshots::await_moment(const WorkerPage& page) {
 }
 
 Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
-                      const std::function<void()>& frozen, const KnownContents* known) {
+                      const std::function<void()>& frozen) {
   const bool stop = manner == Manner::stop;
-  if (manner == Manner::patient) await_moment(page);
   const c10::DeviceGuard device(state_.device);  // this thread's current one may be another
-  const uint64_t began = monotonic_ns(), settling = saves_.settling_ns();
-  const ArenaView view(arena_);
   loads_.await_arrivals();  // the snapshot must not refer to bytes that may never arrive
   give_up_older();
-  Making making(free_ranges(), known);
+  // On a device, the program does not wait for the arena.
+  uint64_t filling = 0;
+  if (!stop && state_.device.is_cpu()) {
+    const uint64_t began = monotonic_ns();
+    take_memory(arena_, free_ranges(), [](const Slot& slot) { return slot.changes > 1; });
+    filling = monotonic_ns() - began;
+  }
+  if (manner == Manner::patient) {
+    await_moment(page);
+    if (dropped_.exchange(false)) {
+      hurried_ = false;
+      throw std::runtime_error("it is not needed any more");
+    }
+  }
+  const uint64_t began = monotonic_ns() - filling, settling = saves_.settling_ns();
+  const ArenaView view(arena_);
+  Making making(free_ranges());
   Taken taken;
   uint64_t parked = 0;
   DeviceTime* const time = state_.time && !stop ? &*state_.time : nullptr;
@@ -273,11 +314,8 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
       freeze(making);
       // Beside the execution of a software device, one thread saves.
       const unsigned writers = stop || !state_.device.is_cpu() ? threads() : 1;
-      if (writers > kFileWritersMax && !making.saves.empty()) arena_.open_view();
-      if (making.moving) taken.omitted = making.moving->omitted();
-      if (taken.omitted == 0) {
-        state_.exactness.note_snapshot(position, agent_.retained.load(), page);
-      }
+      if (!making.saves.empty()) arena_.open_view(writers);
+      state_.exactness.note_snapshot(position, agent_.retained.load(), page);
       if (stop) {
         saves_.schedule(making.order());
         hurry();
@@ -296,7 +334,7 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
         saves_.help(state_.device.is_cpu() ? 1 : threads(), Transfers::Pace::gentle);
       }
       saves_.finish();
-      hurried_ = false;
+      hurried_ = dropped_ = false;
       orders_.wake();  // to free what was held for this snapshot
     }
     making.small.fill(making.snapshot.tables);
@@ -306,10 +344,9 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
     } else {
       taken.stalled_ns = parked + saves_.settling_ns() - settling;
     }
-    File tables(write_snapshot(making.snapshot));
-    if (making.moving) taken.contents = making.moving->write();
-    taken.fd = tables.release();
+    taken.fd = write_snapshot(making.snapshot);
   } catch (...) {
+    hurried_ = dropped_ = false;
     saves_.give_up();
     orders_.while_parked([&] {
       undo(making);
@@ -321,8 +358,9 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   kept_.push_back(Kept::of(making.snapshot));
   // A stop for a snapshot is urgent: trim later.
   if (stop) {
-    preallocated_until_ns_ = 0;
+    forget_preallocated();
   } else if (monotonic_ns() >= preallocated_until_ns_) {
+    forget_preallocated();
     give_back(making.free);
   }
   taken.position = making.snapshot.header.position;
@@ -342,12 +380,10 @@ void Snapshots::freeze(Making& making) {
   Writer tables;
   put_tables(tables, state_, making.small, [&](uint32_t id, Slot& slot) {
     header.state_bytes += saved_bytes(slot);
-    const bool omitted = making.moving && making.moving->omit(id, slot);
     Extent extent = slot.saved;
     if (!extent) {
       extent = {making.free.take(slot.filled), slot.filled, ++version_};
-      // What others have is compared there with the bytes if that is to be checked.
-      if (!omitted || state_.limits.check_splicing) save(making, id, slot, extent);
+      save(making, id, slot, extent);
     }
     snapshot.extents.push_back({extent.offset, extent.count, id, 0, extent.version});
   });
@@ -357,21 +393,13 @@ void Snapshots::freeze(Making& making) {
   for (uint32_t id = 0; id < state_.storages.all().size(); ++id) {
     Slot& slot = state_.storages.all()[id];
     if (saved_bytes(slot) >= kInlineBytes) continue;
-    if (making.moving) making.moving->add(id, slot);
     if (!slot.storage || slot.saved) continue;
     state_.storages.note_saved(slot, {0, slot.filled, kInlineVersion}, nullptr);
     making.inlined.push_back(id);
   }
   snapshot.tables.assign(tables.view().begin(), tables.view().end());
-  header.magic = kSnapshotMagic;
-  header.version = kSnapshotVersion;
   header.device_kind = static_cast<uint32_t>(kind_of(state_.device));
-  header.extents_offset = sizeof(header);
-  header.extents_count = snapshot.extents.size();
-  header.table_bytes = snapshot.tables.size();
-  header.state_bytes += snapshot.tables.size();
-  header.total_bytes =
-      sizeof(header) + snapshot.extents.size() * sizeof(ExtentEntry) + snapshot.tables.size();
+  complete(snapshot);
 }
 
 void Snapshots::save(Making& making, uint32_t id, Slot& slot, Extent extent) {

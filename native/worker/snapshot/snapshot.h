@@ -25,14 +25,25 @@ namespace sing {
 struct Taken {
   int fd = -1;  // of the tables
   uint64_t position = 0;
-  uint64_t bytes = 0;    // of the state in the snapshot
-  uint64_t copied = 0;   // changed since the snapshot before
-  int contents = -1;     // of the file of contents, if it is for a move
-  uint64_t omitted = 0;  // storages whose bytes the target has
+  uint64_t bytes = 0;   // of the state in the snapshot
+  uint64_t copied = 0;  // changed since the snapshot before
   // For which the main thread did not execute; beside the execution on a GPU: which the GPU lost.
   uint64_t stalled_ns = 0;
   uint64_t duration_ns = 0;
 };
+
+// What a session takes along to another process, see Note [Moves].
+struct Departed {
+  File tables{-1}, contents{-1}, carried{-1};
+  uint64_t position = 0;
+  uint64_t bytes = 0;    // of the state
+  uint64_t copied = 0;   // into `carried`
+  uint64_t omitted = 0;  // storages whose bytes the target has
+  uint64_t duration_ns = 0;
+};
+
+// Makes a file for bytes that are carried along.
+File carried_file();
 
 // How a snapshot is taken: with the main thread parked until it is done, at full speed;
 // concurrently; or concurrently, beginning when it disturbs least (see rhythm.h).
@@ -47,11 +58,11 @@ class Snapshots {
   // threads and by the main thread when it needs one. `readiness_fd`: descriptor that shows what
   // has arrived, or -1.
   uint64_t open(int tables_fd, int readiness_fd);
-  // The same for what another process of the job has saved, see Note [Moves] in moved.h. `base_fd`:
-  // tables of the snapshot from which a recovery starts, or -1.
-  uint64_t open_moved(int tables_fd, int contents_fd, int base_fd);
-  // True if a recovery starts from an older snapshot than this worker did.
-  bool partial() const noexcept { return partial_; }
+  // The same for what comes from another process of the job. `base_fd`: tables of the snapshot from
+  // which a recovery starts, or -1.
+  uint64_t open_moved(int tables_fd, int contents_fd, int carried_fd, int base_fd);
+  // True if it came from another process: a recovery starts from an older snapshot.
+  bool moved() const noexcept { return moved_; }
   // Like open(), for a newer snapshot: what has not changed since stays.
   uint64_t adopt(int tables_fd);
   // Waits until everything is loaded, and finds what others have, too. Throws LoadFailed.
@@ -63,17 +74,21 @@ class Snapshots {
 
   // --- any thread, one at a time ---
   // `frozen`: called when the snapshot's contents can no longer change, before they are copied.
-  // `known`: what the target of a move has; null: it is for no move.
   Taken take(Manner manner, const uint64_t& position, WorkerPage& page,
-             const std::function<void()>& frozen, const KnownContents* known = nullptr);
+             const std::function<void()>& frozen);
+  // For a move to a process that has the `known` contents. Nothing is executed meanwhile, and
+  // nothing changes here. Only on a software device.
+  Departed depart(const uint64_t& position, const KnownContents& known);
   // Frees the memory that no snapshot needs.
   void trim();
-  // Gives the arena the memory that the next snapshot needs, so that one which must be fast finds
-  // it there. Ends early at hurry(). In a thread of its own, which has low priority afterwards.
+  // Takes the memory that the next snapshot needs, or for a job the next move: so one which must be
+  // fast finds it there. Ends early at hurry().
   void preallocate();
 
   // --- any thread ---
   void hurry();
+  // Ends a patient snapshot: take() then throws.
+  void drop();
   // Ends a save or load in progress; take() then throws.
   void abort() noexcept;
   Transfers& loads() { return loads_; }
@@ -93,6 +108,8 @@ class Snapshots {
   void give_up_older();
   FreeRanges free_ranges() const;
   void give_back(const FreeRanges& free);
+  void forget_preallocated() noexcept;
+  void take_memory(Arena& file, FreeRanges free, bool (*wanted)(const Slot&));
   void freeze(Making& making);
   void save(Making& making, uint32_t id, Slot& slot, Extent extent);
   void undo(const Making& making) noexcept;
@@ -104,11 +121,13 @@ class Snapshots {
   uint64_t version_;  // of the newest extent
   std::unique_ptr<Readiness> readiness_;
   std::vector<Kept> kept_;
-  bool moved_ = false;  // it has started from what another process of the job has saved
-  bool partial_ = false;
-  // Until then, memory that is free in the arena is for a snapshot that is expected.
+  bool moved_ = false;
+  // Until then, memory that is free in the arena is for a snapshot that is expected, and that of
+  // this file for a move.
   uint64_t preallocated_until_ns_ = 0;
+  std::optional<File> preallocated_;
   std::atomic<bool> hurried_{false};
+  std::atomic<bool> dropped_{false};
   Transfers loads_;
   Transfers saves_;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "oplog/mapping.h"
 #include "worker/exec/origins.h"
@@ -166,19 +167,23 @@ void advise_huge(const c10::Storage& storage) {
   if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 }
 
-void check_extents(const std::vector<ExtentEntry>& extents, uint64_t arena_bytes) {
+void check_extents(const std::vector<ExtentEntry>& extents, uint64_t arena_bytes,
+                   uint64_t carried_bytes) {
   std::vector<ExtentEntry> sorted(extents);
   std::sort(sorted.begin(), sorted.end(), [](const ExtentEntry& a, const ExtentEntry& b) {
-    return a.arena_offset < b.arena_offset;
+    return std::pair(a.carried, a.offset) < std::pair(b.carried, b.offset);
   });
+  uint32_t carried = 0;
   uint64_t end = 0;
   for (const ExtentEntry& entry : sorted) {
-    if (entry.arena_offset % kPageBytes != 0 || entry.count < kInlineBytes || entry.reserved != 0 ||
-        entry.version == 0 || entry.arena_offset < end || entry.arena_offset > arena_bytes ||
-        entry.count > arena_bytes - entry.arena_offset) {
+    if (std::exchange(carried, entry.carried) != entry.carried) end = 0;
+    const uint64_t bytes = entry.carried != 0 ? carried_bytes : arena_bytes;
+    if (entry.offset % kPageBytes != 0 || entry.count < kInlineBytes || entry.carried > 1 ||
+        entry.version == 0 || entry.offset < end || entry.offset > bytes ||
+        entry.count > bytes - entry.offset) {
       refuse("an impossible extent");
     }
-    end = entry.arena_offset + entry.count;
+    end = entry.offset + entry.count;
   }
 }
 
@@ -246,7 +251,7 @@ void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
       refuse("an impossible storage");
     }
     if (filled < kInlineBytes) {
-      const bool placed = moved != nullptr && moved->place(storages, id, bytes, data, {});
+      const bool placed = moved != nullptr && moved->place(storages, id, bytes, data, {}, false);
       if (!placed) storages.allocate(id, bytes);
       if (in_memory && !placed) {
         storages.write(storages.at(id), 0, data);
@@ -258,8 +263,12 @@ void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
         refuse("a storage without its extent");
       }
       const Extent extent = snapshot.extents[index].extent();
-      if (moved != nullptr && moved->place(storages, id, bytes, {}, extent)) {
+      const bool carried = snapshot.extents[index].carried != 0;
+      if (moved != nullptr && moved->place(storages, id, bytes, {}, extent, carried)) {
         // It holds what others have here.
+      } else if (moved != nullptr && carried) {
+        storages.allocate(id, bytes);
+        storages.restore_carried(storages.at(id), extent, moved->carried());
       } else if (id < old.size() && old[id].saved == extent && old[id].bytes == bytes) {
         storages.restore(id, std::move(old[id]));
       } else {
@@ -284,7 +293,7 @@ void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
   }
 }
 
-Snapshot read_snapshot(int fd, uint64_t arena_bytes) {
+Snapshot read_snapshot(int fd, uint64_t arena_bytes, uint64_t carried_bytes) {
   Snapshot snapshot;
   SnapshotHeader& header = snapshot.header;
   const uint64_t total = file_bytes(fd);
@@ -302,10 +311,22 @@ Snapshot read_snapshot(int fd, uint64_t arena_bytes) {
   }
   snapshot.extents.resize(header.extents_count);
   read_file(fd, header.extents_offset, std::as_writable_bytes(std::span(snapshot.extents)));
-  check_extents(snapshot.extents, arena_bytes);
+  check_extents(snapshot.extents, arena_bytes, carried_bytes);
   snapshot.tables.resize(header.table_bytes);
   read_file(fd, total - header.table_bytes, snapshot.tables);
   return snapshot;
+}
+
+void complete(Snapshot& snapshot) noexcept {
+  SnapshotHeader& header = snapshot.header;
+  header.magic = kSnapshotMagic;
+  header.version = kSnapshotVersion;
+  header.extents_offset = sizeof(header);
+  header.extents_count = snapshot.extents.size();
+  header.table_bytes = snapshot.tables.size();
+  header.state_bytes += snapshot.tables.size();
+  header.total_bytes =
+      sizeof(header) + snapshot.extents.size() * sizeof(ExtentEntry) + snapshot.tables.size();
 }
 
 int write_snapshot(const Snapshot& snapshot) {

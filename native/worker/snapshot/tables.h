@@ -1,5 +1,6 @@
 // File of a snapshot: all device state of a session at one position of its log, except the bytes of
-// storages, which lie in the arena. docs/format.md describes it.
+// storages, which lie in the arena, or in a file that is carried along (see Note [Moves]).
+// docs/format.md describes it.
 #pragma once
 
 #include <cstdint>
@@ -34,13 +35,13 @@ struct SnapshotHeader {
 static_assert(sizeof(SnapshotHeader) == 64);
 
 struct ExtentEntry {
-  uint64_t arena_offset;
+  uint64_t offset;
   uint64_t count;
-  uint32_t id;  // of its storage
-  uint32_t reserved;
+  uint32_t id;       // of its storage
+  uint32_t carried;  // 1: it lies in the file that is carried along, not in the arena
   uint64_t version;
 
-  Extent extent() const noexcept { return {arena_offset, count, version}; }
+  Extent extent() const noexcept { return {offset, count, version}; }
 };
 static_assert(sizeof(ExtentEntry) == 32);
 
@@ -50,8 +51,11 @@ struct Snapshot {
   std::vector<std::byte> tables;
 };
 
-// Reads the file and checks header and extents. Trusts nothing in it.
-Snapshot read_snapshot(int fd, uint64_t arena_bytes);
+// Reads the file and checks header and extents. Trusts nothing in it. `carried_bytes`: of the file
+// that was carried along.
+Snapshot read_snapshot(int fd, uint64_t arena_bytes, uint64_t carried_bytes = 0);
+// Fills the header in, except position, device and the bytes of storages.
+void complete(Snapshot& snapshot) noexcept;
 // Writes it into a new memfd.
 int write_snapshot(const Snapshot& snapshot);
 

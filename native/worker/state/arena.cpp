@@ -21,6 +21,9 @@ namespace sing {
 
 namespace {
 
+// For so few the file is faster: new pages of a mapping are cleared first.
+constexpr unsigned kFileWritersMax = 3;
+
 // Gives a mapping its pages. Without memory for them this fails, where a write would be fatal.
 bool has_pages(std::span<std::byte> mapped) noexcept {
   const auto begin = reinterpret_cast<uintptr_t>(mapped.data()) / kPageBytes * kPageBytes;
@@ -91,8 +94,9 @@ void Arena::fill(uint64_t offset, uint64_t count) {
   }
 }
 
-void Arena::open_view() {
+void Arena::open_view(unsigned writers) {
   close_view();
+  if (writers <= kFileWritersMax) return;
   const size_t count = bytes();
   void* const found = mmap(nullptr, count, PROT_READ | PROT_WRITE, MAP_SHARED, file_.fd(), 0);
   if (found != MAP_FAILED) view_ = {static_cast<std::byte*>(found), count};
@@ -103,9 +107,10 @@ void Arena::close_view() noexcept {
   view_ = {};
 }
 
-bool Arena::map(uint64_t offset, std::span<std::byte> place) const noexcept {
-  return mmap(place.data(), place.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
-              file_.fd(), static_cast<off_t>(offset)) != MAP_FAILED;
+bool Arena::map(uint64_t offset, std::span<std::byte> place, bool shared) const noexcept {
+  return mmap(place.data(), place.size(), PROT_READ | PROT_WRITE,
+              (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_FIXED, file_.fd(),
+              static_cast<off_t>(offset)) != MAP_FAILED;
 }
 
 void Arena::punch(uint64_t offset, uint64_t count) {

@@ -32,6 +32,10 @@ class File {
   File(File&& other) noexcept : fd_(other.release()) {}
   File(const File&) = delete;
   File& operator=(const File&) = delete;
+  File& operator=(File&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
   ~File();
   int fd() const noexcept { return fd_; }
   int release() noexcept { return std::exchange(fd_, -1); }
@@ -61,14 +65,14 @@ class Arena {
   void write(uint64_t offset, std::span<const std::byte> bytes);
   // Writes zeros, so that the file has memory there.
   void fill(uint64_t offset, uint64_t count);
-  // Maps the file for write() until close_view(), while no thread writes. Threads that write to
-  // the file itself take turns in the kernel (it locks the file), those that write to memory do
-  // not.
-  void open_view();
+  // Maps the file for write() until close_view(), while no thread writes, if that is faster for so
+  // many writers. Threads that write to the file itself take turns in the kernel (it locks the
+  // file), those that write to memory do not.
+  void open_view(unsigned writers);
   void close_view() noexcept;
-  // Maps the bytes from `offset` in place of what is mapped there, copy-on-write, so that writes
-  // stay private. Returns false if the process has reached its limit of mappings.
-  bool map(uint64_t offset, std::span<std::byte> place) const noexcept;
+  // Maps the bytes from `offset` in place of what is mapped there. `shared`: writes go to the file;
+  // else they stay private. Returns false if the process has reached its limit of mappings.
+  bool map(uint64_t offset, std::span<std::byte> place, bool shared) const noexcept;
   // What map_extent() has mapped; outlives the arena.
   const std::shared_ptr<MappedExtents>& mapped() const noexcept { return mapped_; }
   // Returns the memory of a range to the system.

@@ -54,6 +54,18 @@ void copy_by_threads(std::byte* to, const std::byte* from, uint64_t count) {
   std::memcpy(to, from, std::min(part, count));
 }
 
+// Memory whose first bytes are those of a file.
+struct TakenMemory {
+  Mapping all;
+  uint64_t taken = 0;
+
+  // A file's memory would stay as long as another part of it is in use.
+  ~TakenMemory() {
+    if (taken != 0) madvise(all.data(), taken, MADV_REMOVE);
+  }
+  static void free(void* memory) { delete static_cast<TakenMemory*>(memory); }
+};
+
 }  // namespace
 
 struct MappedMemory {
@@ -107,12 +119,27 @@ std::optional<c10::DataPtr> map_extent(const Arena& arena, const Extent& extent,
   auto memory = std::make_unique<MappedMemory>();
   memory->all = fresh_memory(round_up(bytes, kPageBytes));
   memory->mapped = mapped;
-  if (!memory->all || !arena.map(extent.offset, {memory->all.data(), mapped})) return std::nullopt;
+  if (!memory->all || !arena.map(extent.offset, {memory->all.data(), mapped}, /*shared=*/false)) {
+    return std::nullopt;
+  }
   memory->extent = extent;
   memory->others = arena.mapped();
   memory->others->add(*memory);
   std::byte* const data = memory->all.data();
   return c10::DataPtr(data, memory.release(), &MappedMemory::free,
+                      c10::Device(c10::DeviceType::CPU));
+}
+
+std::optional<c10::DataPtr> take_extent(const Arena& file, const Extent& extent, uint64_t bytes) {
+  const uint64_t taken = round_up(extent.count, kPageBytes);
+  auto memory = std::make_unique<TakenMemory>();
+  memory->all = fresh_memory(round_up(bytes, kPageBytes));
+  if (!memory->all) return std::nullopt;
+  const std::span<std::byte> place(memory->all.data(), taken);
+  if (!file.map(extent.offset, place, /*shared=*/true)) return std::nullopt;
+  memory->taken = taken;
+  populate(place);
+  return c10::DataPtr(place.data(), memory.release(), &TakenMemory::free,
                       c10::Device(c10::DeviceType::CPU));
 }
 

@@ -4,6 +4,9 @@
 // is loaded need not be copied as long as it is only read. Its extent is mapped at its address,
 // privately, and before its bytes change it takes memory of its own at the same address. Until then
 // the extent is in use: it is neither freed nor written.
+//
+// What a session carries to another process (see Note [Moves]) lies in a file that nothing else
+// needs. Such an extent is the memory of its storage from then on, and never copied.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -41,6 +44,9 @@ class MappedExtents {
 // Returns memory for `bytes` that begins with the bytes of an extent; the bytes after them are
 // unspecified. None if the process has reached its limit of mappings: then they must be copied.
 std::optional<c10::DataPtr> map_extent(const Arena& arena, const Extent& extent, uint64_t bytes);
+
+// The same for an extent that becomes the memory itself, and is freed with it.
+std::optional<c10::DataPtr> take_extent(const Arena& file, const Extent& extent, uint64_t bytes);
 
 // True if the bytes of a storage are still mapped from the arena.
 bool is_mapped(const c10::Storage& storage) noexcept;

@@ -374,6 +374,19 @@ void Storages::restore(Slot& slot, Extent extent, const Loading& load) {
   slot.findable = true;
 }
 
+void Storages::restore_carried(Slot& slot, const Extent& extent, const Arena& file) {
+  const bool taken = extent.count >= mapped_bytes_min_;
+  auto memory = taken ? take_extent(file, extent, slot.bytes) : std::nullopt;
+  const bool copied = !memory;
+  take_memory(slot, std::move(memory));
+  if (copied) {
+    file.read(extent.offset, {static_cast<std::byte*>(slot.storage.mutable_data()), extent.count});
+  }
+  slot.filled = extent.count;
+  slot.content = {};
+  slot.findable = true;
+}
+
 void Storages::restore(uint32_t id, Slot&& slot) {
   Slot& place = this->slot(id);
   release(place);

@@ -226,6 +226,8 @@ class Storages {
   // `load` makes.
   using Loading = std::function<TransferPtr(c10::Storage, Extent)>;
   void restore(Slot& slot, Extent extent, const Loading& load);
+  // The same with the bytes of a file that nothing else needs.
+  void restore_carried(Slot& slot, const Extent& extent, const Arena& file);
   // Puts in an unchanged storage of the earlier state: see `take_all`.
   void restore(uint32_t id, Slot&& slot);
   // Removes all storages and returns them; they no longer count as used memory.

@@ -42,6 +42,8 @@ from kernelproxy.common.protocol import (
     EXIT_NO_ROOM,
     Adopt,
     ContentsListed,
+    Depart,
+    Departed,
     DeviceLost,
     Done,
     End,
@@ -106,7 +108,9 @@ class ToyWorker:
         self.readiness = -1  # page with readiness flags, until the state was read from the arena
         if order.prepare and not order.snapshot:
             raise ValueError("there is no state to prepare")
-        if order.snapshot:
+        if order.carried:
+            self.arrive(fds[5], fds[7], fds[8] if order.base else -1)
+        elif order.snapshot:
             self.load(fds[5], fds[6] if order.readiness else -1)
         self.ending = False
         self.room_made, self.snapshot_asked = threading.Event(), threading.Event()
@@ -127,6 +131,13 @@ class ToyWorker:
         self.at, self.readiness = found.position, readiness
         if readiness < 0:
             self.fetch()
+
+    def arrive(self, tables: int, carried: int, base: int) -> None:
+        """Load the state that another process has sent."""
+        self.at = snapshot_tables.read_tables(tables).position
+        (self.state,) = STATE.unpack(os.pread(carried, STATE.size, 0))
+        if base >= 0:
+            (self.extent,) = snapshot_tables.read_tables(base).extents
 
     def fetch(self) -> None:
         """Read the state, once it is in the arena."""
@@ -277,6 +288,8 @@ class ToyWorker:
                     self.load(fds[0], -1)
                 elif isinstance(order, TakeSnapshot):
                     self.send_snapshot(order)
+                elif isinstance(order, Depart):
+                    self.depart()
                 elif isinstance(order, Lease):
                     self.take_lease(order)
                 elif isinstance(order, Host):
@@ -309,23 +322,39 @@ class ToyWorker:
             offset = 0 if self.extent.offset else EXTENT_BYTES
             self.extent = snapshot_tables.ArenaExtent(offset, EXTENT_BYTES, 1, self.versions)
             os.pwrite(self.arena, STATE.pack(self.state).ljust(EXTENT_BYTES, b"."), offset)
-            total = snapshot_tables.HEADER.size + snapshot_tables.ENTRY.size
-            header = snapshot_tables.HEADER.pack(
-                snapshot_tables.MAGIC, snapshot_tables.VERSION, 0, self.at, total, EXTENT_BYTES,
-                snapshot_tables.HEADER.size, 1, 0,
-            )  # fmt: skip
-            entry = snapshot_tables.ENTRY.pack(offset, EXTENT_BYTES, 1, 0, self.versions)
-            fd = os.memfd_create("toy-snapshot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.write(fd, header + entry)
+            fd = self.tables(offset)
             stalled = int(os.environ.get("TOY_STALLED_NS", "0"))
             taken = SnapshotTaken(self.at, EXTENT_BYTES, EXTENT_BYTES, stalled, 0.0)
-            fds = [fd]
-            if order.moves:
-                fds.append(os.memfd_create("toy-contents", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-            send_message(self.control, taken, fds)
+            send_message(self.control, taken, [fd])
+            os.close(fd)
+            self.page.dirty_bytes = 0
+
+    def tables(self, offset: int) -> int:
+        """Return the tables of a snapshot."""
+        total = snapshot_tables.HEADER.size + snapshot_tables.ENTRY.size
+        header = snapshot_tables.HEADER.pack(
+            snapshot_tables.MAGIC, snapshot_tables.VERSION, 0, self.at, total, EXTENT_BYTES,
+            snapshot_tables.HEADER.size, 1, 0,
+        )  # fmt: skip
+        entry = snapshot_tables.ENTRY.pack(offset, EXTENT_BYTES, 1, 0, self.versions)
+        fd = os.memfd_create("toy-snapshot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.write(fd, header + entry)
+        return fd
+
+    def depart(self) -> None:
+        """Send what another process needs to continue here."""
+        with self.between:
+            self.ask_device()
+            self.versions += 1
+            contents, carried = (
+                os.memfd_create(f"toy-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                for name in ("contents", "carried")
+            )
+            os.write(carried, STATE.pack(self.state))
+            fds = [self.tables(0), contents, carried]
+            send_message(self.control, Departed(self.at, EXTENT_BYTES, STATE.size, 0, 0.0), fds)
             for each in fds:
                 os.close(each)
-            self.page.dirty_bytes = 0
 
 
 class ToyProcess:

@@ -110,7 +110,7 @@ def test_deaths_after_resizes_do_not_show_in_the_weights(
     assert found == undisturbed
     assert kills.count >= FEW_STEPS // STEPS_TOGETHER
     log = next(runtime_dir.rglob("agent.log")).read_text()
-    kept = re.findall(r"A rank finds (\d+) of its storages", log)
+    kept = re.findall(r"where it finds (\d+) storages", log)
     assert sum(map(int, kept)) > 0
 
 

@@ -434,16 +434,11 @@ class Disturber {
     host_.session().orders().gate(false);
     const auto pinned = there->pin();
     const KnownContents known = read_known(File(write_known(pinned.ids)).fd());
-    const Taken taken = host_.session().snapshot(Manner::stop, {}, &known);
-    auto tables = std::make_unique<File>(taken.fd);
-    const File contents(taken.contents);
-    const bool whole = taken.omitted == 0;
+    if (random_() % 2 == 0) host_.session().preallocate();
+    const Departed departed = host_.session().depart(known);
     host_.options.replicas = there;
-    host_.prepare(tables->fd(), contents.fd(), whole || !committed_ ? -1 : committed_->fd());
-    if (whole) {
-      committed_ = std::move(tables);
-      host_.commit(taken.position);
-    }
+    host_.prepare(departed.tables.fd(), departed.contents.fd(), departed.carried.fd(),
+                  committed_ ? committed_->fd() : -1);
     host_.take_over();
     ++moves_;
   }

@@ -1,7 +1,9 @@
 // Sessions that move to another process of their job: see Note [Moves] in moved.h.
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "tests/worker/replicas/company.h"
@@ -19,23 +21,19 @@ struct Luggage {
   // `pins`: what the target has may not end.
   explicit Luggage(Rank& rank, Replicas& target, bool pins = true)
       : pinned(target.pin()),
-        known(read_known(File(write_known(pinned.ids)).fd())),
-        taken(rank.host.session().snapshot(Manner::stop, {}, &known)),
-        tables(taken.fd),
-        contents(taken.contents) {
+        departed(rank.host.session().depart(read_known(File(write_known(pinned.ids)).fd()))) {
     if (!pins) pinned.shares.clear();
   }
 
   Replicas::Pinned pinned;
-  const KnownContents known;
-  const Taken taken;
-  const File tables, contents;
+  const Departed departed;
 };
 
 // Makes the target's worker; `base`: the snapshot that the agent has.
 void prepare(Rank& rank, Replicas& target, const Luggage& luggage, int base = -1) {
   rank.host.options.replicas = &target;
-  rank.host.prepare(luggage.tables.fd(), luggage.contents.fd(), base);
+  const Departed& departed = luggage.departed;
+  rank.host.prepare(departed.tables.fd(), departed.contents.fd(), departed.carried.fd(), base);
 }
 
 // A rank in a process of its own, which does the same as the first one of the seat.
@@ -64,10 +62,13 @@ struct Pair {
 struct MappedPair {
   MappedPair() {
     seat.each([&](Rank& rank) { tensors.push_back(rank.constant(1, kLarge)); });
+    // What a snapshot has saved stays in the arena.
+    uint64_t position = 0;
+    base.emplace(seat[0].host.snapshot(&position));
+    seat[0].host.commit(position);
     for (int i = 0; i < 2; ++i) {
       const Luggage luggage(seat[i], target);
-      prepare(seat[i], target, luggage);
-      if (i == 0) seat[i].host.commit(luggage.taken.position);
+      prepare(seat[i], target, luggage, i == 0 ? base->fd() : -1);
       seat[i].host.take_over();
     }
     EXPECT_EQ(target.figures().bytes_shared, kLargeBytes);
@@ -79,6 +80,7 @@ struct MappedPair {
   }
 
   Replicas target;
+  std::optional<File> base;
   Company seat{2, /*checks=*/false, /*mapped_bytes=*/4096};
   std::vector<Tensor> tensors;
 };
@@ -111,8 +113,8 @@ TEST(a_moved_session_brings_only_what_is_not_there) {
     const Tensor own = pair.moved.constant(5, 2000);
     pair.moved.host.wait_consumed();
     Luggage luggage(pair.moved, pair.seat.replicas);
-    EXPECT_EQ(luggage.taken.omitted, uint64_t{2});
-    EXPECT_EQ(luggage.taken.copied, checks ? kLargeBytes + 20000 : uint64_t{8000});
+    EXPECT_EQ(luggage.departed.omitted, uint64_t{2});
+    EXPECT_EQ(luggage.departed.copied, checks ? kLargeBytes + 20000 : uint64_t{8000});
     prepare(pair.moved, pair.seat.replicas, luggage);
     luggage.pinned.shares.clear();
     pair.moved.host.take_over();
@@ -136,15 +138,52 @@ TEST(what_a_moved_session_brings_is_shared_with_the_next) {
   seat.each([&](Rank& rank) { models.emplace_back(rank); });
   for (int i = 0; i < 2; ++i) {
     const Luggage luggage(seat[i], target);
-    EXPECT_EQ(luggage.taken.omitted, i == 0 ? uint64_t{0} : uint64_t{2});
+    EXPECT_EQ(luggage.departed.omitted, i == 0 ? uint64_t{0} : uint64_t{2});
     prepare(seat[i], target, luggage);
-    if (i == 0) seat[i].host.commit(luggage.taken.position);
     seat[i].host.take_over();
   }
   EXPECT_EQ(target.figures().bytes_shared, kLargeBytes + 12000 + 40);
   EXPECT_EQ(seat.figures().versions, uint64_t{0});
   for (int i = 0; i < 2; ++i) seat[i].scale(models[i].tensors, 3);
   for (int i = 0; i < 2; ++i) EXPECT_EQ(seat[i].value(models[i].tensors[0]), 6.0f);
+}
+
+TEST(what_a_session_carries_is_memory_of_its_storages_until_they_are_freed) {
+  for (const bool prepared : {false, true}) {
+    Replicas target;
+    Company seat(1, /*checks=*/true, /*mapped_bytes=*/4096);
+    Rank& rank = seat[0];
+    const Tensor large = rank.constant(3, kLarge), small = rank.constant(2, 1000);
+    rank.host.wait_consumed();
+    if (prepared) {
+      const Tensor more = rank.constant(9, kLarge);  // ends before it departs
+      rank.host.wait_consumed();
+      rank.host.session().preallocate();
+      rank.host.free(more.id);
+      rank.host.wait_consumed();
+    }
+    const Luggage luggage(rank, target);
+    const int carried = luggage.departed.carried.fd();
+    const uint64_t pages = (kLargeBytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+    EXPECT_EQ(file_bytes(carried), pages);
+    prepare(rank, target, luggage);
+    rank.host.take_over();
+    rank.scale({large, small}, 2);
+    EXPECT_EQ(rank.value(large), 6.0f);
+    EXPECT_EQ(rank.value(small), 4.0f);
+    std::vector<float> written(kLarge);
+    read_file(carried, 0, std::as_writable_bytes(std::span(written)));
+    EXPECT_EQ(written, std::vector<float>(kLarge, 6));
+    const auto memory = [&] {
+      struct stat found{};
+      EXPECT_EQ(fstat(carried, &found), 0);
+      return static_cast<uint64_t>(found.st_blocks) * 512;
+    };
+    EXPECT_EQ(memory(), pages);
+    rank.host.free(large.id);
+    rank.host.wait_consumed();
+    EXPECT_EQ(memory(), uint64_t{0});
+  }
 }
 
 TEST(what_is_mapped_from_the_arena_of_one_session_stays_for_others) {
@@ -158,7 +197,7 @@ TEST(what_is_mapped_from_the_arena_of_one_session_stays_for_others) {
   };
   for (const auto& end : ends) {
     MappedPair pair;
-    auto& [target, seat, tensors] = pair;
+    auto& [target, base, seat, tensors] = pair;
     end(seat[0], tensors[0]);
     seat[0].host.wait_consumed();
     for (int i = 0; i < 2; ++i) {  // its arena has room again for what it does not need
@@ -226,7 +265,7 @@ TEST(what_a_session_does_not_bring_stays_until_it_has_moved) {
   pair.each([&](Rank& rank) { models.emplace_back(rank); });
   {
     const Luggage luggage(pair.moved, pair.seat.replicas);
-    EXPECT_EQ(luggage.taken.omitted, uint64_t{2});
+    EXPECT_EQ(luggage.departed.omitted, uint64_t{2});
     pair.seat[0].scale(models[0].tensors, 3);
     pair.seat[0].host.wait_consumed();
     prepare(pair.moved, pair.seat.replicas, luggage);
@@ -313,14 +352,15 @@ TEST(lists_of_contents_are_not_trusted) {
   const auto refused = [&](int contents) {
     try {
       pair.moved.host.options.replicas = &pair.seat.replicas;
-      pair.moved.host.prepare(luggage.tables.fd(), contents);
+      pair.moved.host.prepare(luggage.departed.tables.fd(), contents,
+                              luggage.departed.carried.fd());
     } catch (const std::exception&) {
       return true;
     }
     return false;
   };
-  std::vector<std::byte> bytes(file_bytes(luggage.contents.fd()));
-  read_file(luggage.contents.fd(), 0, bytes);
+  std::vector<std::byte> bytes(file_bytes(luggage.departed.contents.fd()));
+  read_file(luggage.departed.contents.fd(), 0, bytes);
   const auto changed = [&](auto change) {
     std::vector<std::byte> copy = bytes;
     change(copy);

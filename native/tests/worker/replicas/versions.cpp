@@ -15,7 +15,7 @@ float saved_value(Rank& rank, int snapshot) {
   const auto extents = read_snapshot(file.fd(), file_bytes(rank.host.arena())).extents;
   EXPECT_EQ(extents.size(), size_t{1});
   std::vector<float> values(extents[0].count / sizeof(float));
-  read_file(rank.host.arena(), extents[0].arena_offset, std::as_writable_bytes(std::span(values)));
+  read_file(rank.host.arena(), extents[0].offset, std::as_writable_bytes(std::span(values)));
   EXPECT_EQ(values.size(), static_cast<size_t>(kLarge));
   for (const float each : values) EXPECT_EQ(each, values[0]);
   return values[0];

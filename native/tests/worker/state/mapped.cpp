@@ -139,7 +139,7 @@ TEST(what_is_written_through_a_view_is_in_the_file) {
   Arena arena(file.fd());
   constexpr uint64_t kPiece = (1 << 20) + 7;
   arena.grow(4 * (kPiece + kPageBytes));
-  arena.open_view();
+  arena.open_view(/*writers=*/8);
   {
     std::vector<std::jthread> writers;
     for (uint64_t i = 0; i < 4; ++i) {

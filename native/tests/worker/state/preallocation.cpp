@@ -1,6 +1,7 @@
 // Memory of the arena that is taken before a snapshot needs it.
 #include <sys/stat.h>
 
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -19,11 +20,6 @@ uint64_t memory_of(int fd) {
   struct stat found{};
   EXPECT_EQ(fstat(fd, &found), 0);
   return static_cast<uint64_t>(found.st_blocks) * 512;
-}
-
-// In a thread of its own, as it has low priority afterwards.
-void preallocate(Host& host) {
-  std::thread([&] { host.session().preallocate(); }).join();
 }
 
 // Changes all of its tensors in each step.
@@ -71,7 +67,7 @@ TEST(a_snapshot_needs_no_memory_that_was_not_taken_before_it) {
   host.commit(position);
   training.step(2);
   EXPECT_EQ(memory_of(host.arena()), 3 * kBytes);
-  preallocate(host);
+  host.session().preallocate();
   const uint64_t taken = memory_of(host.arena());
   EXPECT_EQ(taken, 6 * kBytes);
   training.step(3);
@@ -89,12 +85,12 @@ TEST(a_snapshot_beside_the_execution_leaves_what_was_taken_for_another_one) {
   Host host;
   host.start();
   Training training(host, 2);
-  preallocate(host);
+  host.session().preallocate();
   uint64_t position = 0;
   const File beside(host.snapshot(&position, false));
   host.commit(position);
   training.step(2);
-  preallocate(host);
+  host.session().preallocate();
   const uint64_t taken = memory_of(host.arena());
   EXPECT_EQ(taken, 4 * kBytes);
   const File another(host.snapshot(&position, false));
@@ -115,12 +111,37 @@ TEST(memory_that_was_taken_in_vain_is_given_back_after_a_while) {
     const File older(host.snapshot(&position));
     host.commit(position);
     training.step(2);
-    preallocate(host);
+    host.session().preallocate();
     training.end_with_one();
     const File newer(host.snapshot(&position, false));
     EXPECT_EQ(memory_of(host.arena()), (late ? 3 : 4) * kBytes);
     EXPECT(training.all_are(2));
   }
+}
+
+TEST(a_patient_snapshot_that_is_not_needed_any_more_ends) {
+  Host host;
+  host.start();
+  Training training(host, 40);
+  training.step(2);  // they change again and again: memory for them is taken in advance
+  std::string failure;
+  std::thread taking([&] {
+    try {
+      File(host.session().snapshot(Manner::patient).fd);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  });
+  while (memory_of(host.arena()) == 0) std::this_thread::yield();
+  host.session().drop_snapshot();
+  taking.join();
+  EXPECT(!failure.empty());
+  const File whole(host.snapshot());
+  training.step(3);
+  host.stop();
+  host.start(whole.fd());
+  host.wait_consumed();
+  EXPECT(training.all_are(3));
 }
 
 TEST(a_preallocation_ends_with_the_session_or_when_others_wait) {

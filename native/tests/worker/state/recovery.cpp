@@ -321,18 +321,18 @@ TEST(extents_that_cannot_be_are_refused) {
   };
   using Entry = ExtentEntry;
   load([](Entry&, Entry&) {});
-  load([](Entry& a, Entry& b) { std::swap(a.arena_offset, b.arena_offset); });
+  load([](Entry& a, Entry& b) { std::swap(a.offset, b.offset); });
   const std::vector<std::function<void(Entry&, Entry&)>> wrong = {
-      [](Entry& a, Entry& b) { a.arena_offset = b.arena_offset; },
-      [](Entry& a, Entry& b) { a.arena_offset = b.arena_offset + kPageBytes; },
-      [](Entry& a, Entry&) { a.arena_offset += 8; },
-      [](Entry& a, Entry&) { a.arena_offset = uint64_t{1} << 40; },
-      [](Entry& a, Entry&) { a.arena_offset = UINT64_MAX - kPageBytes + 1; },
+      [](Entry& a, Entry& b) { a.offset = b.offset; },
+      [](Entry& a, Entry& b) { a.offset = b.offset + kPageBytes; },
+      [](Entry& a, Entry&) { a.offset += 8; },
+      [](Entry& a, Entry&) { a.offset = uint64_t{1} << 40; },
+      [](Entry& a, Entry&) { a.offset = UINT64_MAX - kPageBytes + 1; },
       [](Entry& a, Entry&) { a.count += 4; },
       [](Entry& a, Entry&) { a.count = UINT64_MAX; },
       [](Entry& a, Entry&) { a.count = 100; },
       [](Entry& a, Entry&) { a.version = 0; },
-      [](Entry& a, Entry&) { a.reserved = 1; },
+      [](Entry& a, Entry&) { a.carried = 1; },
       [](Entry& a, Entry&) { a.id += 77; },
       [](Entry& a, Entry& b) { std::swap(a.id, b.id); },
   };

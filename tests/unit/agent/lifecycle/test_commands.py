@@ -17,7 +17,7 @@ class LockedSession:
 
     def __init__(self) -> None:
         self.id, self.closing, self.lock = "0123abcd", False, asyncio.Lock()
-        self.device_state = SimpleNamespace(expedite=lambda: None)
+        self.device_state = SimpleNamespace(expedite=lambda *_: None)
         self.checked, self.told = 0, list[str]()
         self.allocator = SimpleNamespace(device=SimpleNamespace(id="cpu:0"))
         self.device_state.worker = self.allocator

@@ -34,6 +34,7 @@ class CountingState:
     saves: int = 0
     unrecoverable: bool = False
     closed: bool = False
+    moving: bool = False
     worker: object = field(default_factory=object)
     memory: Any = field(
         default_factory=lambda: SimpleNamespace(
@@ -105,6 +106,18 @@ def test_nothing_is_requested_or_done_before_it_is_due() -> None:
     assert (kept.state.saves, kept.asked) == (1, 1)
     kept.take_due(busy=10.0)  # it is saved
     assert (kept.state.saves, kept.asked) == (1, 1)
+
+
+def test_a_session_that_moves_is_saved_only_if_its_log_requires_it() -> None:
+    kept = ScheduledSession()
+    kept.state.moving = True
+    kept.state.comes(10 * MIB, operators=1000, dirty=MIB)
+    kept.take_due(busy=10.0)
+    kept.take_due(rested=10.0)
+    assert kept.state.saves == 0
+    kept.state.comes(250 * MIB, operators=1000, dirty=MIB)
+    kept.take_due(busy=10.0)
+    assert kept.state.saves == 1
 
 
 def test_a_step_is_not_saved_beyond_its_share_and_forgone_when_its_log_is_full() -> None:
