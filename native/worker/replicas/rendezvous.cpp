@@ -9,9 +9,12 @@ namespace sing {
 namespace {
 
 // Limits on the wait for a session: one whose program computes, and one whose program waits for
-// its peers, or that is parked. The latter may just be about to continue.
+// its peers, or that is parked. The latter may just be about to continue. It is waited for as long
+// as a copy would take, with fresh memory for it: then both together take at most twice as long as
+// the better one.
 constexpr uint64_t kWaitNs = 2'000'000'000;
 constexpr uint64_t kRestNs = 50'000'000;
+constexpr uint64_t kCopyBytesPerNs = 1;
 // After this many failures in a row, the number of opportunities that are skipped grows no more.
 constexpr uint64_t kFailuresMax = 10;
 
@@ -106,7 +109,7 @@ bool Rendezvous::is_over(Waiting& waiting, const std::set<uint32_t>& missing) co
       since = 0;
     } else if (since == 0) {
       since = now;
-    } else if (now - since >= kRestNs) {
+    } else if (now - since >= waiting.rest_ns) {
       return true;
     }
   }
@@ -146,13 +149,16 @@ Rendezvous::Outcome Rendezvous::meet(uint32_t session, const ContentId& call,
       --skipped_;
       return Outcome::alone;
     }
+    uint64_t bytes = 0;
+    for (const Share::Version* version : versions) bytes += version->bytes;
     own = waiting_.emplace(session, Waiting()).first;
     own->second = {.call = call,
                    .number = ++last_number_,
                    .changed = std::move(versions),
                    .made = {made.begin(), made.end()},
                    .resting_since = {},
-                   .until_ns = monotonic_ns() + kWaitNs};
+                   .until_ns = monotonic_ns() + kWaitNs,
+                   .rest_ns = kRestNs + bytes / kCopyBytesPerNs};
   }
   if (!is_over(own->second, owners.missing)) return Outcome::waits;
   failures_ = std::min(failures_ + 1, kFailuresMax);

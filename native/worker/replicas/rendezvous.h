@@ -87,6 +87,7 @@ class Rendezvous {
     std::vector<ContentId> made;
     std::map<uint32_t, uint64_t> resting_since;  // owners that have not come, and rest
     uint64_t until_ns = 0;
+    uint64_t rest_ns = 0;  // how long one may rest
     bool given = false;
   };
   struct Gift {

@@ -42,9 +42,16 @@ c10::DataPtr Blocks::allocate(size_t bytes) {
       shrink(0);
       return from_heap(bytes);
     }
-    used_.emplace(data, bytes);
+    used_.emplace(data, Block{data, bytes, [](void* memory, size_t) { std::free(memory); }});
   }
-  count_used(static_cast<ptrdiff_t>(used_.at(data)));
+  count_used(static_cast<ptrdiff_t>(used_.at(data).bytes));
+  return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+}
+
+c10::DataPtr Blocks::adopt(void* data, size_t bytes, void (*free)(void* data, size_t bytes)) {
+  const std::lock_guard lock(mutex_);
+  used_.emplace(data, Block{data, bytes, free});
+  count_used(static_cast<ptrdiff_t>(bytes));
   return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
 }
 
@@ -85,10 +92,12 @@ void Blocks::release(void* data) {
   {
     const std::lock_guard lock(blocks.mutex_);
     if (const auto found = blocks.used_.find(data); found != blocks.used_.end()) {
-      blocks.kept_.push_back({data, found->second});
-      blocks.kept_bytes_ += found->second;
-      blocks.count_used(-static_cast<ptrdiff_t>(found->second));
+      const Block block = found->second;
       blocks.used_.erase(found);
+      blocks.count_used(-static_cast<ptrdiff_t>(block.bytes));
+      if (block.bytes < kLeastBytes) return block.free(block.data, block.bytes);
+      blocks.kept_.push_back(block);
+      blocks.kept_bytes_ += block.bytes;
       return blocks.shrink(kKeptBytes);
     }
   }
@@ -107,7 +116,7 @@ void* Blocks::find(size_t bytes) {
   }
   if (best == kept_.end()) return nullptr;
   const Block found = *best;
-  used_.emplace(found.data, found.bytes);
+  used_.emplace(found.data, found);
   kept_.erase(best);
   kept_bytes_ -= found.bytes;
   return found.data;
@@ -115,9 +124,10 @@ void* Blocks::find(size_t bytes) {
 
 void Blocks::shrink(size_t bytes) {
   while (kept_bytes_ > bytes) {
-    kept_bytes_ -= kept_.front().bytes;
-    std::free(kept_.front().data);
+    const Block oldest = kept_.front();
     kept_.pop_front();
+    kept_bytes_ -= oldest.bytes;
+    oldest.free(oldest.data, oldest.bytes);
   }
 }
 

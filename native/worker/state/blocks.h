@@ -31,6 +31,8 @@ class Blocks final : public c10::Allocator {
 
   // Throws c10::Error if there is no memory.
   c10::DataPtr allocate(size_t bytes) override;
+  // Owns memory that came from elsewhere; it is freed by `free`.
+  c10::DataPtr adopt(void* data, size_t bytes, void (*free)(void* data, size_t bytes));
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, size_t bytes) const override;
 
@@ -45,6 +47,7 @@ class Blocks final : public c10::Allocator {
   struct Block {
     void* data;
     size_t bytes;
+    void (*free)(void* data, size_t bytes);
   };
 
   static void release(void* data);
@@ -57,7 +60,7 @@ class Blocks final : public c10::Allocator {
   mutable std::mutex mutex_;
   std::list<Block> kept_;  // in the order in which they were freed
   size_t kept_bytes_ = 0;
-  std::unordered_map<void*, size_t> used_;
+  std::unordered_map<void*, Block> used_;
   std::atomic<size_t> used_bytes_{0}, used_max_{0};
 };
 

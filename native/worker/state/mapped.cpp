@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "oplog/mapping.h"
+#include "worker/state/blocks.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22  // Linux 5.14
@@ -54,17 +55,12 @@ void copy_by_threads(std::byte* to, const std::byte* from, uint64_t count) {
   std::memcpy(to, from, std::min(part, count));
 }
 
-// Memory whose first bytes are those of a file.
-struct TakenMemory {
-  Mapping all;
-  uint64_t taken = 0;
-
-  // A file's memory would stay as long as another part of it is in use.
-  ~TakenMemory() {
-    if (taken != 0) madvise(all.data(), taken, MADV_REMOVE);
-  }
-  static void free(void* memory) { delete static_cast<TakenMemory*>(memory); }
-};
+// Frees memory of which the first bytes are those of a file. The file's memory would stay as long
+// as another part of it is in use. (For the bytes after them the first call has no effect.)
+void free_taken(void* data, size_t bytes) {
+  madvise(data, bytes, MADV_REMOVE);
+  munmap(data, bytes);
+}
 
 }  // namespace
 
@@ -131,16 +127,14 @@ std::optional<c10::DataPtr> map_extent(const Arena& arena, const Extent& extent,
 }
 
 std::optional<c10::DataPtr> take_extent(const Arena& file, const Extent& extent, uint64_t bytes) {
-  const uint64_t taken = round_up(extent.count, kPageBytes);
-  auto memory = std::make_unique<TakenMemory>();
-  memory->all = fresh_memory(round_up(bytes, kPageBytes));
-  if (!memory->all) return std::nullopt;
-  const std::span<std::byte> place(memory->all.data(), taken);
+  Mapping memory = fresh_memory(round_up(bytes, kPageBytes));
+  if (!memory) return std::nullopt;
+  const std::span<std::byte> place(memory.data(), round_up(extent.count, kPageBytes));
   if (!file.map(extent.offset, place, /*shared=*/true)) return std::nullopt;
-  memory->taken = taken;
   populate(place);
-  return c10::DataPtr(place.data(), memory.release(), &TakenMemory::free,
-                      c10::Device(c10::DeviceType::CPU));
+  c10::DataPtr data = Blocks::get().adopt(memory.data(), memory.size(), &free_taken);
+  memory.release();
+  return data;
 }
 
 bool is_mapped(const c10::Storage& storage) noexcept {

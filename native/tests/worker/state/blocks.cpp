@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -30,6 +31,33 @@ TEST(a_freed_block_is_the_next_one_of_its_size) {
   const c10::DataPtr again = blocks.allocate(kBytes);
   CHECK(again.get() == first);
   CHECK(blocks.kept() == 0);
+}
+
+TEST(memory_from_elsewhere_is_kept_as_a_block_and_freed_in_its_own_way) {
+  static std::vector<void*> freed;
+  freed.clear();
+  const auto free = [](void* data, size_t) {
+    freed.push_back(data);
+    std::free(data);
+  };
+  Blocks& blocks = Blocks::get();
+  blocks.empty();
+  void* const large = std::malloc(kBytes);
+  {
+    const c10::DataPtr adopted = blocks.adopt(large, kBytes, free);
+  }
+  CHECK(freed.empty());
+  CHECK(blocks.kept() == kBytes);
+  {
+    CHECK(blocks.allocate(kBytes).get() == large);
+  }
+  blocks.empty();
+  CHECK(freed == std::vector<void*>{large});
+  void* const small = std::malloc(kBytes - 1);
+  {
+    const c10::DataPtr adopted = blocks.adopt(small, kBytes - 1, free);
+  }
+  CHECK(freed == (std::vector<void*>{large, small}));
 }
 
 TEST(a_block_in_use_is_nobody_elses) {
