@@ -216,23 +216,37 @@ void Snapshots::preallocate() {
   std::optional<Arena> carried;
   if (moves) carried.emplace(preallocated_.emplace(carried_file()).fd());
   Arena& file = moves ? *carried : arena_;
-  take_memory(file, moves ? FreeRanges({}) : free_ranges(), [](const Slot&) { return true; });
+  FreeRanges free = moves ? FreeRanges({}) : free_ranges();
+  take_memory(file, free, unsaved([](const Slot&) { return true; }), UINT64_MAX);
   hurried_ = false;
+}
+
+// Returns the sizes of the storages that a snapshot would copy, of those that are `wanted`.
+std::vector<uint64_t> Snapshots::unsaved(bool (*wanted)(const Slot&)) {
+  std::vector<uint64_t> found;
+  orders_.while_parked([&] {
+    for (const Slot& slot : state_.storages.slots()) {
+      if (!slot.saved && saved_bytes(slot) >= kInlineBytes && wanted(slot)) {
+        found.push_back(slot.filled);
+      }
+    }
+  });
+  return found;
 }
 
 // Note [Fresh memory]. The system clears memory before a process gets it, and the host of a virtual
 // machine may have to find it first: that takes many times as long as copying into it. The program
 // waits for the copy of a storage that it is about to change. So the memory for that is taken
-// before the snapshot begins. Gives a file memory for the storages that the next snapshot copies,
-// of those that are `wanted`.
-void Snapshots::take_memory(Arena& file, FreeRanges free, bool (*wanted)(const Slot&)) {
+// before the snapshot begins. Training changes the same storages in each step, so their sizes are
+// known from the snapshot before: the main thread need not be parked to find them.
+void Snapshots::take_memory(Arena& file, FreeRanges free, const std::vector<uint64_t>& sizes,
+                            uint64_t most) {
   std::vector<Extent> needed;
-  orders_.while_parked([&] {
-    for (const Slot& slot : state_.storages.slots()) {
-      if (slot.saved || saved_bytes(slot) < kInlineBytes || !wanted(slot)) continue;
-      needed.push_back({free.take(slot.filled), slot.filled, 0});
-    }
-  });
+  for (const uint64_t size : sizes) {
+    if (size > most) break;
+    most -= size;
+    needed.push_back({free.take(size), size, 0});
+  }
   if (needed.empty()) return;
   file.grow(free.end());
   std::exception_ptr failure;
@@ -290,7 +304,10 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   uint64_t filling = 0;
   if (!stop && state_.device.is_cpu()) {
     const uint64_t began = monotonic_ns();
-    take_memory(arena_, free_ranges(), [](const Slot& slot) { return slot.changes > 1; });
+    if (changing_.empty()) {
+      changing_ = unsaved([](const Slot& slot) { return slot.changes > 1; });
+    }
+    take_memory(arena_, free_ranges(), changing_, page.dirty_bytes.load(std::memory_order_relaxed));
     filling = monotonic_ns() - began;
   }
   if (manner == Manner::patient) {
@@ -318,7 +335,7 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
       state_.exactness.note_snapshot(position, agent_.retained.load(), page);
       if (stop) {
         saves_.schedule(making.order());
-        hurry();
+        saves_.help(threads(), Transfers::Pace::full);
         saves_.finish();
       }
       page.dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
@@ -334,9 +351,9 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
         saves_.help(state_.device.is_cpu() ? 1 : threads(), Transfers::Pace::gentle);
       }
       saves_.finish();
-      hurried_ = dropped_ = false;
       orders_.wake();  // to free what was held for this snapshot
     }
+    hurried_ = dropped_ = false;
     making.small.fill(making.snapshot.tables);
     if (time) {
       orders_.await_resumed();
@@ -356,6 +373,10 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
     throw;
   }
   kept_.push_back(Kept::of(making.snapshot));
+  changing_.clear();
+  for (const Making::Save& save : making.saves) {
+    if (save.transfer->soon) changing_.push_back(save.transfer->extent.count);
+  }
   // A stop for a snapshot is urgent: trim later.
   if (stop) {
     forget_preallocated();

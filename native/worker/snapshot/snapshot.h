@@ -109,7 +109,8 @@ class Snapshots {
   FreeRanges free_ranges() const;
   void give_back(const FreeRanges& free);
   void forget_preallocated() noexcept;
-  void take_memory(Arena& file, FreeRanges free, bool (*wanted)(const Slot&));
+  std::vector<uint64_t> unsaved(bool (*wanted)(const Slot&));
+  void take_memory(Arena& file, FreeRanges free, const std::vector<uint64_t>& sizes, uint64_t most);
   void freeze(Making& making);
   void save(Making& making, uint32_t id, Slot& slot, Extent extent);
   void undo(const Making& making) noexcept;
@@ -126,6 +127,8 @@ class Snapshots {
   // this file for a move.
   uint64_t preallocated_until_ns_ = 0;
   std::optional<File> preallocated_;
+  // Sizes of the storages that the last snapshot copied and that change again and again.
+  std::vector<uint64_t> changing_;
   std::atomic<bool> hurried_{false};
   std::atomic<bool> dropped_{false};
   Transfers loads_;
