@@ -257,8 +257,12 @@ c10::IValue Decoder::value(Reader& in, const ArgumentType& type, int depth) {
     case Tag::integer:
     case Tag::real:
     case Tag::boolean:
-    case Tag::complex:
-      return scalar(in, tag, type.kind);
+    case Tag::complex: {
+      c10::IValue found = scalar(in, tag, type.kind);
+      const bool one = type.options == 0 || !found.isInt() ||
+                       (found.toInt() >= 0 && found.toInt() < type.options);
+      return one ? found : complain(tag);
+    }
     case Tag::string: {
       std::string text(in.get_string());
       return type.kind == Kind::string ? c10::IValue(std::move(text)) : complain(tag);

@@ -63,10 +63,27 @@ c10::TypePtr list_element(const c10::TypePtr& type) {
   return type;
 }
 
+// Returns the number of values of an enumeration, of which the schema knows only integers; 0: it is
+// none. Torch prints an unknown memory format by a recursion that does not end.
+int64_t options_of(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::ScalarTypeType:
+      return c10::NumScalarTypes;
+    case c10::TypeKind::LayoutType:
+      return static_cast<int64_t>(c10::Layout::NumOptions);
+    case c10::TypeKind::MemoryFormatType:
+      return static_cast<int64_t>(c10::MemoryFormat::NumOptions);
+    default:
+      return 0;
+  }
+}
+
 ArgumentType type_of(const c10::Argument& argument) {
   ArgumentType result;
   const c10::TypePtr type = without_optional(argument.type(), result.optional);
   result.kind = kind_of(*type);
+  bool ignored = false;
+  result.options = options_of(*without_optional(argument.real_type(), ignored));
   if (const auto list = type->cast<c10::ListType>()) {
     result.element_type = list_element(list->getElementType());
     result.element = kind_of(*without_optional(result.element_type, result.element_optional));

@@ -35,6 +35,7 @@ struct ArgumentType {
   bool written = false;       // according to the schema
   bool changed = false;       // written, or changed although the schema does not say so
   bool out = false;           // written without being read
+  int64_t options = 0;        // of an enumeration: its number of values
 };
 
 struct Operator {

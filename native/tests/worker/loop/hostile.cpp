@@ -130,6 +130,21 @@ TEST(nested_lists_do_not_exhaust_the_stack) {
   });
 }
 
+TEST(values_that_an_enumeration_does_not_have_are_errors) {
+  Host host;
+  host.start();
+  const Tensor tensor = host.upload({1, 2}, {2});
+  const uint32_t clone = host.define("aten::clone");
+  for (const int64_t format : {int64_t{-1}, int64_t{4}, int64_t{1} << 40}) {
+    const Tensor result{host.next_id(), {2}};
+    host.call(CallRecord(clone, 2, 1).tensor(tensor).integer(format).returns(result));
+    EXPECT(!host.synchronize().ok());
+  }
+  const Tensor result{host.next_id(), {2}};
+  host.call(CallRecord(clone, 2, 1).tensor(tensor).integer(0).returns(result));
+  EXPECT_EQ(host.values(result), (std::vector<float>{1, 2}));
+}
+
 TEST(requests_that_are_none_end_the_session) {
   expect_end("request",
              [](Host& host) { host.append(RecordKind::read, 0, read_payload(1, 0, 8)); });
