@@ -109,7 +109,7 @@ class NotebookState:
     def announce(self, presence: Presence, reason: str = "") -> None:
         self.memory.agent.presence = presence
 
-    def expedite(self) -> None:
+    def expedite(self, _: object = None) -> None:
         pass
 
     def settle_on(self, device: Device) -> None:
