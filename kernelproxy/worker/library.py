@@ -53,9 +53,9 @@ class WorkerSnapshot(ctypes.Structure):
 class WorkerDeparture(ctypes.Structure):
     """`sing_worker_departed`."""
 
-    _fields_ = [
-        (name, ctypes.c_uint64) for name in ("position", "bytes", "copied", "omitted", "ns")
-    ] + [(name, ctypes.c_int) for name in ("tables", "contents", "carried")]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("copied", "omitted")] + [
+        (name, ctypes.c_int) for name in ("tables", "contents", "carried")
+    ]
 
 
 class WorkerStep(ctypes.Structure):

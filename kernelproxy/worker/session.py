@@ -222,10 +222,7 @@ class WorkerSession:
             self._send(Error(error(self._library), "failed"))
             return
         files = [departed.tables, departed.contents, departed.carried]
-        answer = Departed(
-            departed.position, departed.bytes, departed.copied, departed.omitted, departed.ns / 1e9
-        )
-        self._send(answer, files)
+        self._send(Departed(departed.copied, departed.omitted), files)
         for each in files:
             os.close(each)
 

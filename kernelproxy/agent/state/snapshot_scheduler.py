@@ -98,7 +98,10 @@ class SnapshotScheduler:
         state, now = self._state, time.monotonic()
         over = state.log_bytes > min(self._log_budget, full)
         left = self._cadence.seconds_left(state.busy_seconds, now)
-        if not over and ((rested < REST_SECONDS and left > 0) or state.moving):
+        if not over and rested < REST_SECONDS and left > 0:
+            return
+        if not over and state.moving:
+            self._again = RETRY_SECONDS
             return
         inflow, is_full, dirty = self._inflow, state.log_bytes > full, state.dirty_bytes
         inflow.note(state.memory.client.head, state.memory.client.operators)

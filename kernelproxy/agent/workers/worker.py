@@ -56,6 +56,8 @@ from kernelproxy.common.protocol import (
 
 #: Longest error message, in characters, that is taken from a process that a user controls.
 MESSAGE_MAX = 2000
+#: Seconds for which a worker that departs may still take memory for that.
+PREPARING_SECONDS = 5.0
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -324,16 +326,17 @@ class Worker(WorkerProcess):
     def expedite(self, seconds: float, *, departs: bool = False) -> None:
         """Give a snapshot without a time limit one, `seconds` from now, and all cores.
 
-        `departs`: it needs no snapshot, so a patient one fails instead, but the memory that
-        `preallocate` takes.
+        `departs`: it needs no snapshot, so a patient one fails instead; but the memory that
+        `preallocate` takes, which has some time yet.
         """
         if self._limit is None or self._limit.when() is not None:
             return
-        self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
-        if not (departs and self._preallocates):
-            self._hurrying = asyncio.create_task(self._hurry(drop=departs))
+        after = PREPARING_SECONDS if departs and self._preallocates else 0.0
+        self._limit.reschedule(asyncio.get_running_loop().time() + after + seconds)
+        self._hurrying = asyncio.create_task(self._hurry(after, drop=departs))
 
-    async def _hurry(self, *, drop: bool) -> None:
+    async def _hurry(self, after: float, *, drop: bool) -> None:
+        await asyncio.sleep(after)
         with contextlib.suppress(OSError):  # then it is ending
             await self._channel.send(Hurry(drop))
         await self._press(lambda: True, bounded=False)

@@ -295,7 +295,7 @@ class Frozen(Message, kind="Frozen"):
 class Hurry(Message, kind="Hurry"):
     """Let the snapshot that is being taken use all available cores. Has no reply.
 
-    With `drop`, a patient one fails instead.
+    With `drop`, a patient one fails instead, and others hurry.
     """
 
     drop: bool = False
@@ -338,29 +338,21 @@ class Depart(Message, kind="Depart"):
 
 @dataclass(frozen=True)
 class Departed(Message, kind="Departed"):
-    """Reply: all device state at `position` of the log, to be opened by another process.
+    """Reply: all device state, to be opened by another process.
 
     Three files come with this: the tables, the contents of all storages, and the bytes of those
     that neither the process nor the arena has. The last one becomes the memory of the storages.
 
     Parameters
     ----------
-    position : int
-    bytes : int
-        Size of the state.
     copied : int
-        How many of them are in the last file.
+        Bytes in the last file.
     omitted : int
         Number of storages whose bytes the process has.
-    seconds : float
-        How long it took.
     """
 
-    position: int
-    bytes: int
     copied: int
     omitted: int
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -250,14 +250,8 @@ int sing_worker_snapshot(int session, int manner, void (*frozen)(void), sing_wor
 int sing_worker_depart(int session, int known, sing_worker_departed* into) {
   return guarded([&] {
     sing::Departed departed = opened(session)->depart(sing::read_known(known));
-    *into = {departed.position,
-             departed.bytes,
-             departed.copied,
-             departed.omitted,
-             departed.duration_ns,
-             departed.tables.release(),
-             departed.contents.release(),
-             departed.carried.release()};
+    *into = {departed.copied, departed.omitted, departed.tables.release(),
+             departed.contents.release(), departed.carried.release()};
     return 0;
   });
 }

@@ -117,11 +117,8 @@ int sing_worker_snapshot(int session, int manner, void (*frozen)(void),
                          struct sing_worker_taken* taken);
 
 struct sing_worker_departed {
-  uint64_t position;
-  uint64_t bytes;    // of the state
-  uint64_t copied;   // of those, into `carried`
-  uint64_t omitted;  // storages that the target has
-  uint64_t duration_ns;
+  uint64_t copied;                // bytes in `carried`
+  uint64_t omitted;               // storages that the target has
   int tables, contents, carried;  // descriptors
 };
 
@@ -130,7 +127,7 @@ struct sing_worker_departed {
 int sing_worker_depart(int session, int known, struct sing_worker_departed* into);
 // Makes a snapshot in progress use all resources that it can get.
 void sing_worker_hurry(int session);
-// Ends a patient snapshot in progress, which then fails.
+// Ends a patient snapshot in progress, which then fails; hurries another one.
 void sing_worker_drop(int session);
 // Frees the memory of snapshots before AgentPage::retained.
 int sing_worker_trim(int session);

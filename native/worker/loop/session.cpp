@@ -488,7 +488,7 @@ bool Session::obey() {
       });
     }
     if (orders_.leaves()) settle();
-    return orders_.obey({});
+    return orders_.obey();
   }
   state_.time->pause(consumed_);
   return orders_.obey([this](bool only_work) {

@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "oplog/mapping.h"
-#include "worker/loop/clock.h"
 #include "worker/snapshot/snapshot.h"
 
 namespace sing {
@@ -18,7 +17,6 @@ File carried_file() {
 
 Departed Snapshots::depart(const uint64_t& position, const KnownContents& known) {
   if (!state_.device.is_cpu()) throw std::runtime_error("ranks of a GPU share no process");
-  const uint64_t began = monotonic_ns();
   loads_.await_arrivals();  // nothing may refer to bytes that may never arrive
   Departed departed;
   departed.carried = preallocated_ ? std::move(*preallocated_) : carried_file();
@@ -65,12 +63,9 @@ Departed Snapshots::depart(const uint64_t& position, const KnownContents& known)
     copies.finish();
   });
   complete(snapshot);
-  departed.position = snapshot.header.position;
-  departed.bytes = snapshot.header.state_bytes;
   departed.omitted = contents.omitted();
   departed.tables = File(write_snapshot(snapshot));
   departed.contents = File(contents.write());
-  departed.duration_ns = monotonic_ns() - began;
   return departed;
 }
 

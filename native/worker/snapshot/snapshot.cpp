@@ -276,8 +276,10 @@ void Snapshots::hurry() {
 }
 
 void Snapshots::drop() {
-  dropped_ = true;
-  saves_.cancel();
+  if (patient_) {
+    dropped_ = true;
+    saves_.cancel();
+  }
   hurry();
 }
 
@@ -297,6 +299,11 @@ void Snapshots::await_moment(const WorkerPage& page) {
 Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
                       const std::function<void()>& frozen) {
   const bool stop = manner == Manner::stop;
+  struct Patient {
+    explicit Patient(std::atomic<bool>& flag, bool patient) : flag(flag) { flag = patient; }
+    ~Patient() { flag = false; }
+    std::atomic<bool>& flag;
+  } patient(patient_, manner == Manner::patient);
   const c10::DeviceGuard device(state_.device);  // this thread's current one may be another
   loads_.await_arrivals();  // the snapshot must not refer to bytes that may never arrive
   give_up_older();

@@ -35,11 +35,8 @@ struct Taken {
 // What a session takes along to another process, see Note [Moves].
 struct Departed {
   File tables{-1}, contents{-1}, carried{-1};
-  uint64_t position = 0;
-  uint64_t bytes = 0;    // of the state
-  uint64_t copied = 0;   // into `carried`
+  uint64_t copied = 0;   // bytes in `carried`
   uint64_t omitted = 0;  // storages whose bytes the target has
-  uint64_t duration_ns = 0;
 };
 
 // Makes a file for bytes that are carried along.
@@ -87,7 +84,7 @@ class Snapshots {
 
   // --- any thread ---
   void hurry();
-  // Ends a patient snapshot: take() then throws.
+  // Ends a patient snapshot: take() then throws. Hurries another one.
   void drop();
   // Ends a save or load in progress; take() then throws.
   void abort() noexcept;
@@ -130,6 +127,7 @@ class Snapshots {
   // Sizes of the storages that the last snapshot copied and that change again and again.
   std::vector<uint64_t> changing_;
   std::atomic<bool> hurried_{false};
+  std::atomic<bool> patient_{false};  // a patient snapshot is being taken
   std::atomic<bool> dropped_{false};
   Transfers loads_;
   Transfers saves_;

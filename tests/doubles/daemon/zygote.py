@@ -352,7 +352,7 @@ class ToyWorker:
             )
             os.write(carried, STATE.pack(self.state))
             fds = [self.tables(0), contents, carried]
-            send_message(self.control, Departed(self.at, EXTENT_BYTES, STATE.size, 0, 0.0), fds)
+            send_message(self.control, Departed(STATE.size, 0), fds)
             for each in fds:
                 os.close(each)
 

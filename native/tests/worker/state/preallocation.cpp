@@ -144,6 +144,23 @@ TEST(a_patient_snapshot_that_is_not_needed_any_more_ends) {
   EXPECT(training.all_are(3));
 }
 
+TEST(a_snapshot_that_is_not_patient_is_not_given_up) {
+  Host host;
+  host.start();
+  Training training(host, 40);
+  training.step(2);
+  int taken = -1;
+  std::thread taking([&] { taken = host.session().snapshot(Manner::beside).fd; });
+  while (memory_of(host.arena()) == 0) std::this_thread::yield();
+  host.session().drop_snapshot();
+  taking.join();
+  const File whole(taken);
+  host.stop();
+  host.start(whole.fd());
+  host.wait_consumed();
+  EXPECT(training.all_are(2));
+}
+
 TEST(a_preallocation_ends_with_the_session_or_when_others_wait) {
   for (const bool ends : {false, true}) {
     Host host;

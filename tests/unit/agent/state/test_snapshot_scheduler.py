@@ -13,6 +13,7 @@ from kernelproxy.agent.state.snapshot_scheduler import (
     BEHIND_SECONDS,
     FULL,
     REST_SECONDS,
+    RETRY_SECONDS,
     SnapshotScheduler,
 )
 from kernelproxy.common.errors import WorkerError
@@ -115,6 +116,7 @@ def test_a_session_that_moves_is_saved_only_if_its_log_requires_it() -> None:
     kept.take_due(busy=10.0)
     kept.take_due(rested=10.0)
     assert kept.state.saves == 0
+    assert kept.snapshots._seconds_left(10.0) == RETRY_SECONDS  # it may rest when it has moved
     kept.state.comes(250 * MIB, operators=1000, dirty=MIB)
     kept.take_due(busy=10.0)
     assert kept.state.saves == 1
