@@ -156,9 +156,10 @@ class Runner:
         """Issue a small operator `count` times, and then wait for the device."""
         if not self.operators:
             self.list_operators()
+        begin = time.perf_counter()
         seconds = small.issue(self.operators[operator], count)
         self._synchronize()
-        return {"seconds": seconds}
+        return {"seconds": seconds, "completed": time.perf_counter() - begin}
 
     def scalars(self, count: int) -> dict[str, Any]:
         """Read `count` numbers, one after the other."""

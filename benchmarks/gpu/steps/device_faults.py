@@ -13,15 +13,16 @@ from kernelproxy.common.protocol import Resume, Suspend
 #: The first worker, and at most two careful replays and the one that continues.
 WORKERS_MAX = 4
 IDLE_SECONDS = 12.0
-#: Small operators, and how much slower they may be after a fault: careful replay must have ended.
-OPERATORS, SLOWER = 2000, 1.5
+#: Small operators, how often they are issued, as other processes interrupt that, and how much
+#: slower they may be after a fault: careful replay must have ended.
+OPERATORS, TIMES, SLOWER = 2000, 50, 1.5
 
 
 def _small_operators(side: GpuProcessSide) -> float:
-    """Return microseconds per small operator, the best of several."""
+    """Return microseconds until a small operator is completed, the best of several."""
     side.order("issue", operator="add", count=OPERATORS)
-    seconds = (side.order("issue", operator="add", count=OPERATORS)["seconds"] for _ in range(3))
-    return min(seconds) / OPERATORS * 1e6
+    rounds = (side.order("issue", operator="add", count=OPERATORS) for _ in range(TIMES))
+    return min(found["completed"] for found in rounds) / OPERATORS * 1e6
 
 
 def _one(side: GpuProcessSide, kind: str, then: str, suite: Suite) -> dict[str, Any]:
