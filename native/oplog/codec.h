@@ -38,6 +38,7 @@ enum RecordFlags : uint8_t {
   kRequest = 1,    // the client awaits an answer
   kGradients = 2,  // a call with autograd switched on: some kernels then keep more for backward
   kNamed = 4,      // a write or read of a whole storage, whose bytes have a name
+  kLast = 8,       // a read of bytes that are not used again until they were overwritten
 };
 
 // A name of bytes: the ranks of a job give it to the result of one collective, which is the same on
@@ -65,8 +66,7 @@ struct StorageEntry {
   uint64_t bytes;
 };
 static_assert(sizeof(StorageEntry) == 16);
-// vacate: its bytes are not used until it was overwritten as a whole.
-enum class StorageAction : uint32_t { allocate = 0, free = 1, vacate = 2 };
+enum class StorageAction : uint32_t { allocate = 0, free = 1 };
 
 // Kind of an operator's failure, so that the notebook raises the exception that torch would raise.
 enum class ErrorKind : uint8_t {

@@ -46,10 +46,9 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_rejoin": ([ctypes.c_int] * 5, ctypes.py_object),
     "sing_client_storage_number": ([ctypes.py_object], ctypes.py_object),
     "sing_client_copy_named": (
-        [ctypes.py_object, ctypes.py_object, ctypes.c_uint64, ctypes.c_uint64],
+        [ctypes.py_object, ctypes.py_object, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int],
         ctypes.py_object,
     ),
-    "sing_client_vacate": ([ctypes.py_object], ctypes.py_object),
     "sing_client_premultiplier": ([ctypes.py_object], ctypes.py_object),
     "sing_client_position": ([], ctypes.c_uint64),
     "sing_client_address": ([ctypes.py_object], ctypes.py_object),
@@ -247,16 +246,20 @@ class NativeClient:
         """Notify the agent that a cell began (1) or ended (-1)."""
         self._library.sing_client_cell(change)
 
-    def copy_named(self, to: Any, source: Any, name: tuple[int, int]) -> None:
+    def copy_named(self, to: Any, source: Any, name: tuple[int, int], last: bool) -> None:
         """Copy a tensor between host and device, as ``copy_``; its bytes there have this name.
 
         An interrupt cannot leave the name to the next copy.
-        """
-        self._library.sing_client_copy_named(to, source, *name)
 
-    def vacate(self, storage: Any) -> None:
-        """Let the device give up the memory of a storage that will be overwritten as a whole."""
-        self._library.sing_client_vacate(storage)
+        Parameters
+        ----------
+        to, source : torch.Tensor
+        name : tuple of int
+        last : bool
+            Whether a whole storage of the device is read, which is not used again until it was
+            overwritten as a whole: ranks that share a device take no memory for it until then.
+        """
+        self._library.sing_client_copy_named(to, source, *name, int(last))
 
     def premultiplier(self, op: Any) -> Any:
         """Return the factor of a boxed ``ReduceOp`` of kind PREMUL_SUM."""

@@ -193,18 +193,15 @@ def await_peers(waiting: bool) -> None:
         client.await_peers(waiting)
 
 
-def copy_named(to: Any, source: Any, name: tuple[int, int]) -> None:
-    """Copy a tensor between host and device, whose bytes there have this name."""
+def copy_named(to: Any, source: Any, name: tuple[int, int], *, last: bool = False) -> None:
+    """Copy a tensor between host and device, whose bytes there have this name.
+
+    `last`: the device may give up the memory of the source, which will be overwritten as a whole.
+    """
     if (client := _current.client) is None:
         to.copy_(source)
     else:
-        client.copy_named(to, source, name)
-
-
-def vacate(tensor: Any) -> None:
-    """Let the device give up the memory of a tensor that will be overwritten as a whole."""
-    if (client := _current.client) is not None:
-        client.vacate(tensor.untyped_storage())
+        client.copy_named(to, source, name, last)
 
 
 def premultiplier(op: Any) -> Any:

@@ -7,7 +7,6 @@ from types import TracebackType
 
 import torch
 
-from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.collectives.group import Call
 from kernelproxy.kernel.collectives.host_threads import one_thread
 from kernelproxy.kernel.collectives.transfers import Tensor, Tensors, cut, read, write
@@ -38,10 +37,16 @@ class Replacement:
         self._tensors, self._reduction = tensors, reduction
         #: What the collective changes.
         self.storages = frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
-        sizes = [tensor.untyped_storage().nbytes() for tensor in tensors]
-        whole = sizes == [tensor.nbytes for tensor in tensors]
-        #: Whether they take no memory meanwhile; then the elements must not be changed.
-        self.vacates = whole and min(sizes) >= VACATED_BYTES_MIN and reduction.name != "PREMUL_SUM"
+        bytes_each = [tensor.nbytes for tensor in tensors]
+        whole = bytes_each == [tensor.untyped_storage().nbytes() for tensor in tensors]
+        #: Whether they take no memory meanwhile; then the elements must not be changed. If the read
+        #: of a second tensor failed, the first one would be lost.
+        self.vacates = (
+            whole
+            and len(tensors) == 1
+            and bytes_each[0] >= VACATED_BYTES_MIN
+            and reduction.name != "PREMUL_SUM"
+        )
         self._elements: Tensor | None = None
         self._problem: BaseException | None = None
         # Set unless another thread takes the elements.
@@ -65,15 +70,17 @@ class Replacement:
             self._taken.set()
 
     def _take(self, call: Call) -> None:
-        found = read(call.group, self._tensors, call.names("of", call.rank))
+        vacates = self.vacates and call.size > 1
+        names = call.names("of", call.rank)
+        found = self._elements = read(call.group, self._tensors, names, last=vacates)
         self._elements = self._reduction.contribution(found)
-        if self.vacates and call.size > 1:
-            for tensor in self._tensors:
-                state.vacate(tensor)
 
     def take(self, call: Call) -> Tensor:
         """Return what this rank contributes."""
         self._taken.wait()
+        if self._elements is None and self._problem is None:
+            self.ahead(call)  # an interrupt of this thread loses nothing
+            self._taken.wait()
         if self._problem is not None:
             raise self._problem
         if self._elements is None:

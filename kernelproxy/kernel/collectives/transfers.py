@@ -21,7 +21,13 @@ Tensor = torch.Tensor
 Tensors = Sequence[Tensor]
 
 
-def read(own: Group, tensors: Tensors, name: Callable[[int], Name | None] | None = None) -> Tensor:
+def read(
+    own: Group,
+    tensors: Tensors,
+    name: Callable[[int], Name | None] | None = None,
+    *,
+    last: bool = False,
+) -> Tensor:
     """Return the elements of device tensors, flat, one after the other, in memory for sending.
 
     Parameters
@@ -32,11 +38,13 @@ def read(own: Group, tensors: Tensors, name: Callable[[int], Name | None] | None
         All of one dtype.
     name : callable
         Returns the name of each.
+    last : bool
+        Whether those with a name need no memory of the device until they are replaced.
     """
     elements = own.empty(sum(tensor.numel() for tensor in tensors), tensors[0].dtype)
     parts = cut(elements, [tensor.numel() for tensor in tensors])
     for i, (tensor, part) in enumerate(zip(tensors, parts, strict=True)):
-        _copy(part.view(tensor.shape), tensor.data, name and name(i), tensor)
+        _copy(part.view(tensor.shape), tensor.data, name and name(i), tensor, last=last)
     return elements
 
 
@@ -56,14 +64,16 @@ def write(tensor: Tensor, elements: Tensor | Tensors, name: Name | None = None) 
         _copy(part, each, name, tensor)
 
 
-def _copy(to: Tensor, source: Tensor, name: Name | None, tensor: Tensor) -> None:
+def _copy(
+    to: Tensor, source: Tensor, name: Name | None, tensor: Tensor, *, last: bool = False
+) -> None:
     """Copy to or from a tensor of the device, or a part of it."""
     # Names are those of whole storages; small ones are hashed as fast.
     whole = tensor.nbytes == tensor.untyped_storage().nbytes()
     if name is None or tensor.nbytes < SHARED_BYTES_MIN or not whole:
         to.copy_(source)
     else:
-        state.copy_named(to, source, name)
+        state.copy_named(to, source, name, last=last)
 
 
 def cut(elements: Tensor, sizes: Sequence[int]) -> list[Tensor]:

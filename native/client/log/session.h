@@ -141,8 +141,6 @@ class Session {
   void charge(Slot* slot, uint64_t bytes);
   // Grows or shrinks a storage; the slot gets a new address. Appends the resize.
   void resize(Slot* slot, uint64_t bytes);
-  // Appends that its bytes are not used until it was overwritten as a whole.
-  void vacate(const Slot& slot);
   // Requests a grant for `more` bytes beyond what is in use now.
   bool try_reserve(uint64_t more);
   // Requests a grant for the memory in use, if it exceeds the current one; called after `charge`.

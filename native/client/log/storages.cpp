@@ -198,14 +198,6 @@ void Session::free(Slot* slot) noexcept {
   if (flush) flush_storages();
 }
 
-void Session::vacate(const Slot& slot) {
-  {
-    std::lock_guard lock(mutex_);
-    pending_.push_back({slot.id, static_cast<uint32_t>(StorageAction::vacate), 0});
-  }
-  flush_storages();
-}
-
 void Session::resize(Slot* slot, uint64_t bytes) {
   const uint64_t charged = charged_bytes(bytes);
   if (charged > slot->charged) {

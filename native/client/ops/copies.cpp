@@ -15,6 +15,7 @@ namespace {
 constexpr uint64_t kWriteBytes = uint64_t{4} << 20;  // of one record
 
 thread_local ContentName name_of_copy;
+thread_local bool is_last;
 
 void put_range(Writer& out, uint32_t id, uint64_t offset, uint64_t count) {
   out.put<uint32_t>(id);
@@ -66,9 +67,10 @@ void read(const at::Tensor& source, const at::Tensor& host) {
   put_range(out, range.id, range.offset, range.count);
   const bool named = is_named(source);
   if (named) out.put(name_of_copy);
+  const bool last = is_last && range.count == source.storage().nbytes();
   Session::get().request(RecordKind::read, out.view(),
                          {static_cast<std::byte*>(host.mutable_data_ptr()), range.count},
-                         named ? kNamed : 0);
+                         static_cast<uint8_t>((named ? kNamed : 0) | (last ? kLast : 0)));
 }
 
 void copy_on_device(const at::Tensor& self, const at::Tensor& source) {
@@ -110,11 +112,17 @@ void copy_to_host(const at::Tensor& self, const at::Tensor& source) {
 
 }  // namespace
 
-void copy_named(at::Tensor& to, const at::Tensor& from, const ContentName& name) {
+void copy_named(at::Tensor& to, const at::Tensor& from, const ContentName& name, bool last) {
   struct Named {
-    explicit Named(const ContentName& name) { name_of_copy = name; }
-    ~Named() { name_of_copy = {}; }
-  } const named(name);
+    Named(const ContentName& name, bool last) {
+      name_of_copy = name;
+      is_last = last;
+    }
+    ~Named() {
+      name_of_copy = {};
+      is_last = false;
+    }
+  } const named(name, last);
   to.copy_(from);
 }
 

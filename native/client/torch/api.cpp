@@ -226,17 +226,6 @@ PyObject* sing_client_resize_storage(PyObject* storage, uint64_t bytes) {
   END_HANDLE_TH_ERRORS
 }
 
-// Lets the device give up the memory of a storage that will be overwritten as a whole before it is
-// read.
-PyObject* sing_client_vacate(PyObject* storage) {
-  HANDLE_TH_ERRORS
-  TORCH_CHECK(THPStorage_Check(storage), "expected a torch.UntypedStorage");
-  const auto* slot = sing::client::slot_of(THPStorage_Unpack(storage).data_ptr());
-  sing::client::Session::get().vacate(*slot);
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
 // The number in the log of a device storage (a torch.UntypedStorage).
 PyObject* sing_client_storage_number(PyObject* storage) {
   HANDLE_TH_ERRORS
@@ -266,14 +255,16 @@ PyObject* sing_client_address(PyObject* object) {
 }
 
 // Copies between a tensor of the host and one of the device, whose bytes have a name.
-PyObject* sing_client_copy_named(PyObject* to, PyObject* from, uint64_t high, uint64_t low) {
+// `last`: see copy_named().
+PyObject* sing_client_copy_named(PyObject* to, PyObject* from, uint64_t high, uint64_t low,
+                                 int last) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(THPVariable_Check(to) && THPVariable_Check(from), "expected two tensors");
   at::Tensor target = THPVariable_Unpack(to);
   const at::Tensor source = THPVariable_Unpack(from);
   {
     const pybind11::gil_scoped_release no_gil;
-    sing::client::copy_named(target, source, {high, low});
+    sing::client::copy_named(target, source, {high, low}, last != 0);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

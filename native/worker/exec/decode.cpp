@@ -321,7 +321,7 @@ void Decoder::materialise(Call& call, bool predicted) {
       put(argument, operand.element, operand.tensor);
       continue;
     }
-    operand.fresh |= !slot.in_memory() || slot.life == Slot::Life::lost;
+    operand.fresh |= !(slot.in_memory() || slot.given_up) || slot.life == Slot::Life::lost;
     const Operand* same = argument.isList() ? nullptr : same_tensor(call, operand);
     operand.tensor = same != nullptr ? same->tensor
                                      : make_tensor(state_.storages.use_raw(slot), operand.geometry);

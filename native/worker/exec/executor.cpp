@@ -38,6 +38,17 @@ uint64_t kind_of(uint32_t number, const Call& call) noexcept {
   return hash;
 }
 
+uint8_t flags_of(uint8_t kind) noexcept {
+  switch (static_cast<RecordKind>(kind)) {
+    case RecordKind::write:
+      return kRequest | kNamed;
+    case RecordKind::read:
+      return kRequest | kNamed | kLast;
+    default:
+      return kRequest | kGradients;
+  }
+}
+
 struct Range {
   uint32_t id = 0;
   uint64_t offset = 0;
@@ -68,10 +79,7 @@ bool Executor::execute(uint64_t position, const RecordHeader& header,
   header_ = header;
   kind_ = belongs_to_step(header) ? mixed(header.kind, header.bytes) : 0;
   state_.storages.begin_record(position);
-  const bool copies = header.kind == static_cast<uint8_t>(RecordKind::write) ||
-                      header.kind == static_cast<uint8_t>(RecordKind::read);
-  if ((header.flags & ~(kRequest | (copies ? kNamed : kGradients))) != 0)
-    throw CorruptLog("a record with unknown flags");
+  if ((header.flags & ~flags_of(header.kind)) != 0) throw CorruptLog("a record with unknown flags");
   Reader in(payload);
   switch (static_cast<RecordKind>(header.kind)) {
     case RecordKind::define:
@@ -223,7 +231,7 @@ void Executor::define(Reader& in) {
   if (name.empty()) throw CorruptLog("an operator without a name");
   if (!origin.empty() && !state_.limits.allowed) import_origin(name, overload, origin);
   // A postponed call knows its operator by the number.
-  if (splicing_) state_.storages.settle();
+  if (splicing_ && state_.operators.find(number)) state_.storages.settle();
   state_.operators.define(number, std::move(name), std::move(overload));
 }
 
@@ -238,8 +246,6 @@ void Executor::storages(Reader& in) {
       state_.storages.allocate(entry.id, entry.bytes);
     } else if (entry.action == static_cast<uint32_t>(StorageAction::free)) {
       state_.storages.free(entry.id);
-    } else if (entry.action == static_cast<uint32_t>(StorageAction::vacate)) {
-      state_.storages.vacate(entry.id);
     } else {
       throw CorruptLog("an unknown action on a storage");
     }
@@ -285,8 +291,12 @@ bool Executor::read(Reader& in) {
   // If the storage has no memory yet, it takes it here, which decides what a later failure leaves
   // of it (Note [Failures]). So this also happens during replay, when the client does not wait.
   const bool whole = range.offset == 0 && range.count == slot.bytes;
+  const auto vacate = [&] {
+    if ((header_.flags & kLast) != 0) state_.storages.vacate(range.id);
+  };
   if (slot.in_memory() && !answers_.wanted(end_)) {
     if (whole) state_.storages.note_read(slot, name);
+    vacate();
     return true;
   }
   if (slot.life == Slot::Life::lost) {
@@ -303,10 +313,12 @@ bool Executor::read(Reader& in) {
   } catch (...) {
     return report(failed("a copy from the device"));
   }
-  return answers_.send(end_, AnswerStatus::ok, range.count,
-                       [&](uint64_t offset, std::span<std::byte> into) {
-                         state_.storages.read(slot, range.offset + offset, into);
-                       });
+  taken = answers_.send(end_, AnswerStatus::ok, range.count,
+                        [&](uint64_t offset, std::span<std::byte> into) {
+                          state_.storages.read(slot, range.offset + offset, into);
+                        });
+  if (taken) vacate();
+  return taken;
 }
 
 void Executor::resize(Reader& in) {
@@ -550,7 +562,7 @@ void Executor::skip_call(const std::shared_ptr<const std::string>& cause) {
     if (slot.life == Slot::Life::lost) continue;
     // An empty storage has nothing to lose, except as an output that should have received values.
     if (slot.bytes == 0 && !operand.out) continue;
-    if (operand.fresh || !slot.in_memory()) {
+    if (operand.fresh || !(slot.in_memory() || slot.given_up)) {
       state_.storages.lose(operand.id, cause, slot.bytes);
     } else if (state_.pending) {
       slot.stale = state_.failures;

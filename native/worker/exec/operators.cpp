@@ -156,10 +156,9 @@ void Operators::define(uint32_t number, std::string name, std::string overload) 
 }
 
 const Operator& Operators::at(uint32_t number) const {
-  if (number >= operators_.size() || operators_[number].name.empty()) {
-    throw CorruptLog("operator " + std::to_string(number) + " was not defined");
-  }
-  return operators_[number];
+  const Operator* op = find(number);
+  if (op == nullptr) throw CorruptLog("operator " + std::to_string(number) + " was not defined");
+  return *op;
 }
 
 }  // namespace sing

@@ -85,6 +85,11 @@ class Operators {
   void define(uint32_t number, std::string name, std::string overload);
   // Throws CorruptLog if the number was not defined.
   const Operator& at(uint32_t number) const;
+  // Null if it was not defined.
+  const Operator* find(uint32_t number) const noexcept {
+    return number < operators_.size() && !operators_[number].name.empty() ? &operators_[number]
+                                                                          : nullptr;
+  }
   const std::vector<Operator>& all() const { return operators_; }
   void clear() { operators_.clear(); }
 

@@ -123,7 +123,12 @@ void Seat::take_turn(Orders& orders, Member& member) {
   if (turn.failure) std::rethrow_exception(turn.failure);
 }
 
-bool Seat::wanted() const { return waiting_count_.load(std::memory_order_seq_cst) != 0; }
+// The threads of these sessions stay in take_turn() meanwhile.
+void Seat::ask_owners(const ContentId& version) {
+  const std::lock_guard lock(mutex_);
+  for (Turn* turn : waiting_) turn->member.give_up(version);
+  for (Turn* turn : interrupted_) turn->member.give_up(version);
+}
 
 void Seat::notify() {
   const std::lock_guard lock(mutex_);

@@ -20,6 +20,7 @@
 
 #include "worker/exec/helpers.h"
 #include "worker/loop/orders.h"
+#include "worker/replicas/content.h"
 
 namespace sing {
 
@@ -48,6 +49,9 @@ class Seat {
     // Returns true if it was interrupted: it is to be continued when it is ready.
     virtual bool carry_out() = 0;
     virtual bool ready() = 0;
+    // It may give up a version that the present turn changes: see Note [Ahead] in ahead.h. To be
+    // called while its turn has not begun, or is interrupted.
+    virtual void give_up(const ContentId& version) = 0;
 
    protected:
     ~Member() = default;
@@ -62,8 +66,11 @@ class Seat {
   // To be called when everything is ready for its first record: the thread of the session before
   // continues then.
   void note_begun() noexcept;
-  // True if another session waits for its turn.
-  bool wanted() const;
+  // Sessions that wait for their turns.
+  size_t waiting() const noexcept { return waiting_count_.load(std::memory_order_seq_cst); }
+  bool wanted() const noexcept { return waiting() != 0; }
+  // Sessions that wait for their turns may give up a version.
+  void ask_owners(const ContentId& version);
 
   // --- any thread ---
   // Orders have come for a session that may wait for its turn.

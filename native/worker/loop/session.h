@@ -109,6 +109,7 @@ class Session : private Seat::Member {
   void take_turns();
   bool carry_out() override;
   bool ready() override { return orders_.pending() || executor_.ready(); }
+  void give_up(const ContentId& version) override;
   bool rests() const;
   bool linger();
   void drain(uint64_t end, uint64_t head);
@@ -155,6 +156,7 @@ class Session : private Seat::Member {
   uint64_t preempted_ns_ = 0;        // when other threads last ran on its core while it spun
   uint64_t requested_ns_ = 0;        // time of the client's last request
   uint64_t dry_since_ns_ = 0;        // in its turn: when the log's end was reached; 0: it is not
+  uint64_t began_with_ = 0;          // memory when its turn began
   uint64_t napped_at_ = UINT64_MAX;  // position at its last nap
   Exactness::Recovery recovery_;
   uint64_t diverged_before_ = 0;  // by earlier workers

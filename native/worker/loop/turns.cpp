@@ -5,6 +5,7 @@
 #include "worker/loop/clock.h"
 #include "worker/loop/session.h"
 #include "worker/loop/spin.h"
+#include "worker/replicas/ahead.h"
 
 namespace sing {
 
@@ -13,6 +14,13 @@ namespace {
 // In a seat, a session whose client is this late with the next record gives up its turn if another
 // session waits for one.
 constexpr uint64_t kLingerNs = 1'000'000;
+// The same while it has this much more memory than when its turn began: the next session would take
+// as much besides.
+constexpr uint64_t kHoldingNs = 20'000'000;
+constexpr uint64_t kHoldingBytes = 1 << 20;
+
+// So many records of another session are looked at, which takes about a millisecond.
+constexpr uint64_t kAheadMax = 10'000;
 
 // Interval at which take_lease() checks for progress. A program that issues no record for one
 // interval is idle: it is not expected to reach the place soon.
@@ -34,6 +42,7 @@ void Session::take_turns() {
     Replicas* replicas;
     uint32_t session;
   } joined(state_.storages.replicas(), state_.storages.session(), [this] { return rests(); });
+  state_.storages.ask_owners([this](const ContentId& version) { seat_->ask_owners(version); });
   while (!orders_.pending() || obey()) {
     if (state_.storages.holds_freed()) let_go();
     give_back();
@@ -67,6 +76,31 @@ bool Session::rests() const {
                                    worker_->consumed.load(std::memory_order_relaxed));
 }
 
+// See Note [Ahead] in ahead.h.
+void Session::give_up(const ContentId& version) {
+  const auto owner = state_.storages.owner_of(version);
+  if (owner.bytes == 0) return;
+  Ahead ahead(state_.operators, owner.id, owner.bytes);
+  auto found = Ahead::Found::nothing;
+  const uint64_t head = client_->head.load(std::memory_order_acquire);
+  uint64_t at = consumed_;
+  for (uint64_t count = 0; at < head && head - at <= capacity_ && count < kAheadMax; ++count) {
+    const std::byte* record = log_.data() + at % capacity_;
+    RecordHeader header;
+    std::memcpy(&header, record, sizeof(header));
+    if (!valid(header, head - at)) return;
+    const std::span payload(record + sizeof(header), header.bytes - sizeof(header));
+    // A call that waits for others, which know what it changes.
+    if (at == consumed_ && executor_.waits() && ahead.changes(header, payload)) return;
+    found = ahead.look(header, payload);
+    if (found != Ahead::Found::nothing) break;
+    at += header.bytes;
+  }
+  if (found != Ahead::Found::overwritten) return;
+  state_.storages.give_up(owner.id);
+  let_go();
+}
+
 bool Session::carry_out() {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::NoGradGuard no_grad;
@@ -76,6 +110,7 @@ bool Session::carry_out() {
     Executor& executor;
   } entered(executor_);
   dry_since_ns_ = 0;
+  began_with_ = state_.storages.resident();
   seat_->note_begun();
   while (!orders_.pending() || executor_.given()) {
     if (execute_some()) {
@@ -100,11 +135,13 @@ bool Session::linger() {
   const uint64_t now = monotonic_ns();
   if (dry_since_ns_ == 0) dry_since_ns_ = now;
   const uint64_t lingered = now - dry_since_ns_;
-  if (lingered >= kLingerNs || client_->awaiting_peers.load() != 0) return false;
+  const bool holds = state_.storages.resident() > began_with_ + kHoldingBytes;
+  const uint64_t most = holds ? kHoldingNs : kLingerNs;
+  if (lingered >= most || client_->awaiting_peers.load() != 0) return false;
   Spin spin(kSpinsWithThreads);
   while (client_->head.load(std::memory_order_acquire) == consumed_) {
     if (spin.once()) continue;
-    orders_.sleep(client_->head, consumed_, std::chrono::nanoseconds(kLingerNs - lingered));
+    orders_.sleep(client_->head, consumed_, std::chrono::nanoseconds(most - lingered));
     break;
   }
   return true;

@@ -66,19 +66,46 @@ void Storages::prepare_change(Slot& slot) {
 
 bool Storages::begin_part(Slot& slot) {
   if (!slot.rewrite) {
-    if (!slot.share || slot.life != Slot::Life::live) return false;
-    // A snapshot may be saving the version, which its next owner could change.
-    if (slot.transfer) await_saved(slot);
-    if (slot.share.leave_if_alone()) return false;
-    c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
-    forget_saved(slot);
-    slot.rewrite = std::make_shared<Rewrite>(std::move(slot.share), std::move(fresh));
+    if (slot.life != Slot::Life::live) return false;
+    if (slot.given_up) {
+      take_memory(slot);
+      slot.filled = slot.bytes;
+      slot.given_up = false;
+      slot.rewrite = std::make_shared<Rewrite>(Share(), std::move(slot.storage));
+    } else {
+      if (!slot.share) return false;
+      // A snapshot may be saving the version, which its next owner could change.
+      if (slot.transfer) await_saved(slot);
+      if (ask_owners_ && slot.bytes >= kLargeBytes) ask_owners_(slot.share.id());
+      if (slot.share.leave_if_alone()) return false;
+      c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
+      forget_saved(slot);
+      slot.rewrite = std::make_shared<Rewrite>(std::move(slot.share), std::move(fresh));
+    }
     slot.storage = {};
     unsettled_ = true;
   }
   slot.used = position_;
   touch(slot);
   return true;
+}
+
+Storages::Owner Storages::owner_of(const ContentId& version) const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (!slot.share || slot.share.id() != version) continue;
+    // A snapshot that still saves it needs the bytes.
+    const bool saving = slot.transfer && !slot.transfer->finished();
+    if (slot.life != Slot::Life::live || saving || slot.stale != 0) return {};
+    return {static_cast<uint32_t>(i), slot.bytes};
+  }
+  return {};
+}
+
+void Storages::give_up(uint32_t id) {
+  allocate(id, slots_[id].bytes);
+  slots_[id].given_up = true;
+  replicas_->count_given_up();
 }
 
 // Returns true if an operator has resized the memory of a rewrite, which is an error: no memory is
@@ -158,6 +185,7 @@ void Storages::note_read(Slot& slot, const ContentName& name) {
   } else if (!slot.content) {
     note_content(slot, id, /*of_bytes=*/!name);
   }
+  if (name) slot.content = id;
 }
 
 // Ends what the slot has, before it gets other bytes. It is charged then.
@@ -178,6 +206,7 @@ void Storages::replace(Slot& slot) {
   slot.share.reset();
   slot.postponed.reset();
   slot.rewrite.reset();
+  slot.given_up = false;
   slot.uploaded = 0;
   slot.findable = false;
   revive(slot);
@@ -251,18 +280,21 @@ void Storages::write_in_seat(Slot& slot, uint64_t offset, std::span<const std::b
   copy_in(slot.storage, 0, bytes);
   revive(slot);
   note_content(slot, id, /*of_bytes=*/!named);
+  if (named) slot.content = named;
 }
 
 // Returns true if the storage has these bytes now, as those with its name are known.
 bool Storages::find_named(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
-                          ContentId named) {
+                          const ContentId& named) {
   if (offset != 0) {  // a later piece
     if (!slot.share || slot.uploading != named || slot.uploaded != slot.bytes) return false;
   } else {
-    Share share = replicas_->find(named, session_);
+    ContentId id = named;
+    Share share = replicas_->find(id, session_);
     if (!share) return false;
     replicas_->count_upload();
     splice(slot, std::move(share));
+    slot.content = named;
     slot.uploading = named;
     slot.uploaded = slot.bytes;
   }
@@ -296,6 +328,7 @@ void Storages::write_piece(Slot& slot, uint64_t offset, std::span<const std::byt
     use(slot);
     note_content(slot, uploading ? uploading : replicas_->hash(span_of(slot.storage)),
                  /*of_bytes=*/!uploading);
+    if (uploading) slot.content = uploading;
   } else if (before && !named && !bytes.empty()) {
     const ContentId part = replicas_->hash(bytes);
     note_content(slot, hash({before.high, before.low, offset, bytes.size(), part.high, part.low},

@@ -197,7 +197,7 @@ Replicas::Figures Replicas::figures() const {
   std::lock_guard lock(mutex_);
   return {count_,           bytes_shared_,     executed_count_,
           squashed_.load(), postponed_.load(), recomputed_.load(),
-          uploads_.load()};
+          uploads_.load(),  given_up_.load()};
 }
 
 }  // namespace sing

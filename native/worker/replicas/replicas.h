@@ -19,11 +19,14 @@
 //
 // What is uploaded and what was computed may be the same bytes (the root of a broadcast computes
 // what the others receive). So bytes that are read are hashed too, and their version is found by
-// both ids; a storage always has the first id of its version. Results of collectives are not
-// hashed: they have names (ContentName), of which their ids are derived. What a session has
-// computed in another process of its job has the same ids there: see Note [Moves] in moved.h. If it
-// comes without its ids, its bytes are hashed before anything is executed, and so are the versions
-// of their sizes.
+// both ids; a storage has the first id of its version. What collectives read, and what they give,
+// is not hashed: it has a name (ContentName), of which its id is derived. A storage has this id
+// then: so what the root of a broadcast computes of it has the id that it has on the other ranks,
+// also if the root has freed it before they receive it.
+//
+// What a session has computed in another process of its job has the same ids there: see
+// Note [Moves] in moved.h. If it comes without its ids, its bytes are hashed before anything is
+// executed, and so are the versions of their sizes.
 //
 // Results that only other results of the same kind need are not computed: see Note [Postponed] in
 // postponed.h.
@@ -156,6 +159,7 @@ class Replicas {
     uint64_t postponed;     // of those, with results that did not exist
     uint64_t recomputed;    // of those, executed after all
     uint64_t uploads_shared;
+    uint64_t given_up;  // shares of versions: see Note [Ahead] in ahead.h
   };
   Figures figures() const;
   void count_squashed(bool postponed) noexcept {
@@ -164,6 +168,7 @@ class Replicas {
   }
   void count_recomputed() noexcept { recomputed_.fetch_add(1, std::memory_order_relaxed); }
   void count_upload() noexcept { uploads_.fetch_add(1, std::memory_order_relaxed); }
+  void count_given_up() noexcept { given_up_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   // Most other ids of a version: what never changes may be read again and again.
@@ -178,7 +183,7 @@ class Replicas {
   void remove(const Version& version) noexcept;
 
   const Hash hash_;
-  std::atomic<uint64_t> squashed_{0}, postponed_{0}, recomputed_{0}, uploads_{0};
+  std::atomic<uint64_t> squashed_{0}, postponed_{0}, recomputed_{0}, uploads_{0}, given_up_{0};
   std::mutex hashing_;        // of versions; taken before the other one
   mutable std::mutex mutex_;  // everything below, and the owners of versions
   std::unordered_map<ContentId, Version*> versions_;

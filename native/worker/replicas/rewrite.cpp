@@ -5,10 +5,10 @@
 
 namespace sing {
 
-void Rewrite::note_overwritten(uint64_t offset, uint64_t count) {
+void Left::remove(uint64_t offset, uint64_t count) {
   const Range part{offset, offset + count};
   std::vector<Range> left;
-  for (const Range& range : left_) {
+  for (const Range& range : ranges_) {
     if (const uint64_t end = std::min(range.end, part.begin); range.begin < end) {
       left.push_back({range.begin, end});
     }
@@ -16,7 +16,7 @@ void Rewrite::note_overwritten(uint64_t offset, uint64_t count) {
       left.push_back({begin, range.end});
     }
   }
-  left_ = std::move(left);
+  ranges_ = std::move(left);
 }
 
 void Rewrite::move_to(c10::Storage storage) {
@@ -26,9 +26,15 @@ void Rewrite::move_to(c10::Storage storage) {
 }
 
 void Rewrite::finish() {
-  const auto* from = static_cast<const std::byte*>(before_.storage().data());
+  const auto* from = before_ ? static_cast<const std::byte*>(before_.storage().data()) : nullptr;
   auto* const to = static_cast<std::byte*>(storage_.mutable_data());
-  for (const auto& [begin, end] : left_) std::memcpy(to + begin, from + begin, end - begin);
+  for (const auto& [begin, end] : left_.ranges()) {
+    if (from) {
+      std::memcpy(to + begin, from + begin, end - begin);
+    } else {
+      std::memset(to + begin, 0, end - begin);
+    }
+  }
   left_.clear();
   before_.reset();
 }

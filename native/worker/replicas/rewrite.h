@@ -17,15 +17,31 @@
 
 namespace sing {
 
+// Ranges of bytes that are left when parts have been overwritten, in their order.
+class Left {
+ public:
+  struct Range {
+    uint64_t begin, end;
+  };
+  explicit Left(uint64_t bytes) : ranges_{{0, bytes}} {}
+  void remove(uint64_t offset, uint64_t count);
+  bool empty() const noexcept { return ranges_.empty(); }
+  const std::vector<Range>& ranges() const noexcept { return ranges_; }
+  void clear() noexcept { ranges_.clear(); }
+
+ private:
+  std::vector<Range> ranges_;
+};
+
 class Rewrite {
  public:
-  // `storage`: other memory, of the size of the version.
+  // `before`: the version; none: zeros. `storage`: other memory, of the size of the version.
   Rewrite(Share before, c10::Storage storage)
-      : before_(std::move(before)), storage_(std::move(storage)), left_{{0, storage_.nbytes()}} {}
+      : before_(std::move(before)), storage_(std::move(storage)), left_(storage_.nbytes()) {}
 
   // Where the parts are written.
   const c10::Storage& storage() const noexcept { return storage_; }
-  void note_overwritten(uint64_t offset, uint64_t count);
+  void note_overwritten(uint64_t offset, uint64_t count) { left_.remove(offset, count); }
   bool complete() const noexcept { return left_.empty(); }
   // Moves the parts to other memory, of the size of the version.
   void move_to(c10::Storage storage);
@@ -33,12 +49,9 @@ class Rewrite {
   void finish();
 
  private:
-  struct Range {
-    uint64_t begin, end;
-  };
   Share before_;
   c10::Storage storage_;
-  std::vector<Range> left_;  // in their order
+  Left left_;
 };
 
 }  // namespace sing

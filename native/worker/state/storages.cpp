@@ -250,6 +250,7 @@ void Storages::take_memory(Slot& slot, std::optional<c10::DataPtr> memory) {
     throw;
   }
   slot.charged = slot.bytes;
+  slot.given_up = false;
 }
 
 const c10::Storage& Storages::use(Slot& slot) {

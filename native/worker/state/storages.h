@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -75,6 +76,8 @@ struct Slot {
   uint32_t made = 0;
   // Without a storage: see Note [Rewrites] in rewrite.h.
   std::shared_ptr<Rewrite> rewrite;
+  // Without a storage: its bytes, which were no zeros, are overwritten before they are used.
+  bool given_up = false;
 
   // True if it takes device memory; its bytes may still be in transfer, or to be computed.
   bool in_memory() const { return storage || transfer || postponed || rewrite; }
@@ -188,6 +191,18 @@ class Storages {
   // Before a part of the bytes is overwritten without being read: returns true if only that part of
   // held() may be used, and is to be noted afterwards. Else the bytes are to be changed as usual.
   bool begin_part(Slot& slot);
+  // Before that: others that own the version may give it up.
+  using Asks = std::function<void(const ContentId& version)>;
+  void ask_owners(Asks asks) { ask_owners_ = std::move(asks); }
+  // The storage that owns the version and can give it up; none: 0 bytes.
+  struct Owner {
+    uint32_t id = 0;
+    uint64_t bytes = 0;
+  };
+  Owner owner_of(const ContentId& version) const;
+  // The storage gives up its bytes, as the next records overwrite them: see Note [Ahead] in
+  // ahead.h.
+  void give_up(uint32_t id);
   void note_part(Slot& slot, uint64_t offset, uint64_t count);
   // To be called after the bytes were changed: what they are. They become a version, or their
   // storage is replaced by that of the version that exists.
@@ -258,7 +273,8 @@ class Storages {
   bool fit(Slot& slot);
   void write_in_seat(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
                      const ContentName& name);
-  bool find_named(Slot& slot, uint64_t offset, std::span<const std::byte> bytes, ContentId named);
+  bool find_named(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
+                  const ContentId& named);
   void write_piece(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
                    const ContentId& named);
   static ContentId id_of(const ContentName& name, const Slot& slot) noexcept;
@@ -282,6 +298,7 @@ class Storages {
   Rhythm rhythm_;
   std::vector<Held> held_;
   std::vector<Slot> slots_;
+  Asks ask_owners_;
 };
 
 }  // namespace sing

@@ -13,6 +13,7 @@
 #include "oplog/settings.h"
 #include "tests/check.h"
 #include "tests/harness.h"
+#include "tests/worker/replicas/company.h"
 
 using namespace sing;
 using namespace sing::test;
@@ -142,34 +143,16 @@ TEST(a_session_keeps_its_turn_while_its_client_is_busy) {
 
 TEST(a_session_that_waits_for_its_turn_obeys_orders) {
   Seated seated(2);
-  std::atomic<bool> blocked{false}, go{false};
   seated.start();
   EXPECT(seated[1].synchronize().ok());
-  // The executor is in a turn that does not end.
-  WorkerPage page{};
-  Orders orders(page);
-  struct Blocking : Seat::Member {
-    Blocking(Seat& seat, std::atomic<bool>& blocked, std::atomic<bool>& go)
-        : seat(seat), blocked(blocked), go(go) {}
-    bool carry_out() override {
-      seat.note_begun();
-      blocked = true;
-      while (!go) sched_yield();
-      return false;
-    }
-    bool ready() override { return true; }
-    Seat& seat;
-    std::atomic<bool>&blocked, &go;
-  } blocking(seated.seat, blocked, go);
-  std::thread blocker([&] { seated.seat.take_turn(orders, blocking); });
-  while (!blocked) sched_yield();
+  Occupied turn(seated.seat);
+  turn.await_begun();
   const Tensor tensor = seated[1].allocate({4});
   (void)tensor;
   close(seated[1].snapshot());
   seated[1].session().lease(1, false);
   seated[1].session().await_parked();
-  go = true;
-  blocker.join();
+  turn.release();
   seated[1].session().lease(2, true);
   EXPECT(seated[1].synchronize().ok());
 }

@@ -1,15 +1,28 @@
 // Several sessions in one process, which hold equal bytes once.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <optional>
+#include <thread>
 #include <vector>
 
 #include "tests/check.h"
 #include "tests/harness.h"
 #include "worker/loop/seat.h"
+#include "worker/replicas/rendezvous.h"
 #include "worker/replicas/replicas.h"
 
 namespace sing::test {
+
+// The record of an operator's number.
+inline Writer defined(uint32_t number, const char* name, const char* overload) {
+  Writer out;
+  out.put<uint32_t>(number);
+  out.put_string(name);
+  out.put_string(overload);
+  return out;
+}
 
 // One session of a seat, and operators that its tests use.
 struct Rank {
@@ -56,6 +69,36 @@ struct Rank {
   uint32_t add_each, mul_each, mul, normal;
 };
 
+// Keeps the executor of a seat in a turn, from the time that it begins until it is released.
+class Occupied : private Seat::Member {
+ public:
+  explicit Occupied(Seat& seat) : seat_(seat) {}
+  ~Occupied() { release(); }
+  void await_begun() const {
+    while (!begun_) sched_yield();
+  }
+  void release() {
+    released_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  bool carry_out() override {
+    seat_.note_begun();
+    begun_ = true;
+    while (!released_) sched_yield();
+    return false;
+  }
+  bool ready() override { return true; }
+  void give_up(const ContentId&) override {}
+
+  Seat& seat_;
+  std::atomic<bool> begun_{false}, released_{false};
+  WorkerPage page_{};
+  Orders orders_{page_};
+  std::thread thread_{[this] { seat_.take_turn(orders_, *this); }};
+};
+
 struct Company {
   // `checks`: that what is derived to be equal is.
   explicit Company(size_t ranks, bool checks = true, uint64_t mapped_bytes = 1 << 20,
@@ -78,6 +121,42 @@ struct Company {
 
   Replicas replicas;
   std::vector<std::unique_ptr<Rank>> ranks;
+};
+
+// Ranks that have turns.
+class Job {
+ public:
+  // `checks`: that what is derived to be equal is; then no memory is changed for all.
+  explicit Job(size_t count, bool checks = false)
+      : company_(std::in_place, count, checks, 1 << 20, &Replicas::hash_bytes, &seat_),
+        replicas(company_->replicas),
+        ranks(company_->ranks) {}
+  ~Job() {
+    company_.reset();
+    seat_.end();
+    executor_.join();
+  }
+  Rank& operator[](size_t rank) { return *ranks[rank]; }
+  // The same tensor for each rank.
+  std::vector<Tensor> constant(float value, int64_t count = kCount) {
+    std::vector<Tensor> made;
+    for (auto& rank : ranks) made.push_back(rank->constant(value, count));
+    for (auto& rank : ranks) rank->host.wait_consumed();
+    return made;
+  }
+  Rendezvous::Figures meetings() { return replicas.rendezvous().figures(); }
+  Seat& seat() { return seat_; }
+
+  static constexpr int64_t kCount = 500'000;
+
+ private:
+  Seat seat_{1};
+  std::optional<Company> company_;
+  std::thread executor_{[this] { seat_.serve(); }};
+
+ public:
+  Replicas& replicas;
+  std::vector<std::unique_ptr<Rank>>& ranks;
 };
 
 }  // namespace sing::test

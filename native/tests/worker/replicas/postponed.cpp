@@ -207,6 +207,9 @@ TEST(postponed_calls_are_executed_before_settings_and_operators_change) {
   Pair second;
   second.seat[1].host.define("aten::neg");
   second.seat[1].host.wait_consumed();
+  EXPECT_EQ(second.seat.figures().recomputed, uint64_t{0});
+  second.seat[1].host.append(RecordKind::define, 0, defined(second.seat[1].mul, "aten::neg", ""));
+  second.seat[1].host.wait_consumed();
   EXPECT_EQ(second.seat.figures().recomputed, uint64_t{1});
   EXPECT_EQ(second.seat[1].value(second.tensors[1]), 6.0f);
 }

@@ -359,3 +359,23 @@ TEST(splicing_checks_names) {
     expect_stopped(seat[1], "a copy to the device");
   }
 }
+
+TEST(splicing_derives_the_same_of_what_was_sent_and_what_was_received) {
+  for (const bool kept : {true, false}) {
+    Company seat(3);
+    const Tensor root = seat[0].constant(3);
+    const Tensor sent = seat[0].multiply(root, root);
+    read_named(seat[0], sent, 9);
+    std::vector<Tensor> results{seat[0].multiply(sent, sent)};
+    if (!kept) seat[0].host.free(sent.id);
+    seat[0].host.wait_consumed();
+    for (size_t i = 1; i < 3; ++i) {
+      const Tensor tensor = received(seat[i], 9, 9, /*whole=*/i == 1);
+      results.push_back(seat[i].multiply(tensor, tensor));
+      seat[i].host.wait_consumed();
+    }
+    EXPECT_EQ(seat.figures().squashed, uint64_t{2});
+    EXPECT_EQ(seat.figures().uploads_shared, kept ? uint64_t{2} : uint64_t{1});
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(seat[i].value(results[i]), 81.0f);
+  }
+}
