@@ -128,7 +128,7 @@ class Scale:
     packing: tuple[float, float] = (20.0, 20.0)
     crowd: tuple[int, float] = (8, 60.0)
     hostile: tuple[float, int, int | None] = (2.0, 2, None)
-    jobs: tuple[int, int] = (30, 4)
+    jobs: tuple[int, int] = (60, 4)
     job_memory: tuple[int, int] = (4, 4096)
     resized: tuple[int, ...] = (64, 256)
     compilations: int = 3

@@ -97,7 +97,7 @@ class JobMemory:
 
 
 def measure_jobs(daemon: Daemon, steps: int, ranks_max: int) -> Iterator[JobSteps]:
-    """Measure `PLACES`, and plain torch just before, for each number of ranks.
+    """Measure `PLACES`; just before, a job of one rank, and plain torch for each number of ranks.
 
     Parameters
     ----------
@@ -109,16 +109,14 @@ def measure_jobs(daemon: Daemon, steps: int, ranks_max: int) -> Iterator[JobStep
         Leaves out larger jobs.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    alone, plain = 0.0, dict[int, float]()
+    plain = dict[int, float]()
     for ranks, devices in PLACES:
         if ranks > ranks_max:
             continue
         if ranks not in plain:
             plain[ranks] = _run(torchrun, ranks, "cpu", steps)["step"]
-        with daemon(devices):
-            found = _run([*SING, "run"], ranks, "cuda", steps)
-            subprocess.run([*SING, "stop"], check=True)  # all processes have written to the log
-            log = (runtime_dir() / "agent.log").read_text(encoding="utf-8", errors="replace")
+        alone = _run_proxied(daemon, 1, 1, steps)[0]["step"] if ranks > 1 else 0.0
+        found, log = _run_proxied(daemon, ranks, devices, steps)
         proxied = found["step"]
         alone = alone or proxied
         shared = SHARED.findall(log)
@@ -142,12 +140,19 @@ def measure_memory(daemon: Daemon, ranks: int, width: int) -> JobMemory:
     width : int
         Of the model's largest layer.
     """
-    with daemon(1):
-        found = _run([*SING, "run"], ranks, "cuda", MEMORY_STEPS, str(width))
-        subprocess.run([*SING, "stop"], check=True)
-        log = (runtime_dir() / "agent.log").read_text(encoding="utf-8", errors="replace")
+    found, log = _run_proxied(daemon, ranks, 1, MEMORY_STEPS, str(width))
     *_, held = map(int, SHARED.findall(log)[-1])
     return JobMemory(ranks, held, found["parameters"] / 2**20, found["activations"] / 2**20)
+
+
+def _run_proxied(
+    daemon: Daemon, ranks: int, devices: int, steps: int, *more: str
+) -> tuple[dict[str, float], str]:
+    """Run a job with sessions; return what its first rank has measured, and the daemon's log."""
+    with daemon(devices):
+        found = _run([*SING, "run"], ranks, "cuda", steps, *more)
+        subprocess.run([*SING, "stop"], check=True)  # all processes have written to the log
+        return found, (runtime_dir() / "agent.log").read_text(encoding="utf-8", errors="replace")
 
 
 def _run(
