@@ -76,8 +76,11 @@ bool Storages::begin_part(Slot& slot) {
       if (!slot.share) return false;
       // A snapshot may be saving the version, which its next owner could change.
       if (slot.transfer) await_saved(slot);
-      if (ask_owners_ && slot.bytes >= kLargeBytes) ask_owners_(slot.share.id());
       if (slot.share.leave_if_alone()) return false;
+      if (ask_owners_ && slot.bytes >= kLargeBytes) {
+        ask_owners_(slot.share.id());
+        if (slot.share.leave_if_alone()) return false;
+      }
       c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
       forget_saved(slot);
       slot.rewrite = std::make_shared<Rewrite>(std::move(slot.share), std::move(fresh));
