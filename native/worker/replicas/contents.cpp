@@ -65,6 +65,9 @@ void Storages::prepare_change(Slot& slot) {
 }
 
 bool Storages::begin_part(Slot& slot) {
+  if (slot.rewrite && slot.rewrite->upload()) {
+    slot.rewrite->leave_upload(fresh_storage(allocator_, slot.bytes));
+  }
   if (!slot.rewrite) {
     if (slot.life != Slot::Life::live) return false;
     if (slot.given_up) {
@@ -128,6 +131,7 @@ void Storages::note_part(Slot& slot, uint64_t offset, uint64_t count) {
 }
 
 void Storages::finish(Slot& slot) {
+  if (slot.rewrite->upload()) slot.rewrite->leave_upload(fresh_storage(allocator_, slot.bytes));
   fit(slot);
   slot.rewrite->finish();
   slot.storage = slot.rewrite->storage();
@@ -166,7 +170,7 @@ void Storages::note_content(Slot& slot, const ContentId& id, bool of_bytes) {
   slot.share = replicas_->enter(slot.content, session_, slot.storage, of_bytes);
   if (!slot.share) return;
   if (slot.storage.is_alias_of(slot.share.storage())) return;
-  check_splice(slot.share, span_of(slot.storage), "a result");
+  check_splice(slot.share.storage(), span_of(slot.storage), "a result");
   slot.storage = slot.share.storage();
 }
 
@@ -244,13 +248,28 @@ void Storages::compute(Slot& slot) {
   note_content(slot, ContentId(slot.content));
 }
 
-void Storages::settle() {
+void Storages::settle(bool uploads) {
   if (!unsettled_) return;
+  unsettled_ = false;
   for (Slot& slot : slots_) {
     if (slot.postponed) compute(slot);
-    if (slot.rewrite) finish(slot);
+    if (!slot.rewrite) continue;
+    if (slot.rewrite->upload() && !uploads) {
+      unsettled_ = true;
+    } else {
+      finish(slot);
+    }
   }
-  unsettled_ = false;
+}
+
+bool Storages::unsettled() const noexcept {
+  return unsettled_ && std::ranges::any_of(slots_, [](const Slot& slot) {
+           return slot.postponed || (slot.rewrite && !slot.rewrite->upload());
+         });
+}
+
+uint64_t Storages::unshared() const {
+  return resident_ - std::min(resident_, replicas_ ? replicas_->shared(session_) : 0);
 }
 
 void Storages::bind(uint32_t id, Share share) {
@@ -269,7 +288,7 @@ void Storages::write_in_seat(Slot& slot, uint64_t offset, std::span<const std::b
   }
   ContentId id = named ? named : replicas_->hash(bytes);
   if (Share share = named ? Share() : replicas_->find(id, session_)) {
-    check_splice(share, bytes, "a copy to the device");
+    check_splice(share.storage(), bytes, "a copy to the device");
     replicas_->count_upload();
     return splice(slot, std::move(share));
   }
@@ -301,8 +320,38 @@ bool Storages::find_named(Slot& slot, uint64_t offset, std::span<const std::byte
     slot.uploading = named;
     slot.uploaded = slot.bytes;
   }
-  check_splice(slot.share, bytes, "a copy to the device", offset);
+  check_splice(slot.share.storage(), bytes, "a copy to the device", offset);
   return true;
+}
+
+// See Note [Shared uploads] in upload.h.
+void Storages::begin_upload(Slot& slot, const ContentId& named) {
+  if (slot.rewrite || slot.bytes < kLargeBytes) return;
+  const bool without_memory = !slot.in_memory();
+  if (!without_memory && !slot.share) return;
+  Uploading uploading(replicas_->upload(named, allocator_, slot.bytes), session_);
+  if (without_memory) {
+    charge(slot.bytes);
+    slot.charged = slot.bytes;
+    slot.given_up = false;
+    slot.filled = slot.life == Slot::Life::live ? slot.bytes : 0;
+  } else {
+    if (slot.transfer) await_saved(slot);
+    if (slot.share.leave_if_alone()) return;
+    forget_saved(slot);
+    slot.storage = {};
+  }
+  slot.rewrite = std::make_shared<Rewrite>(std::move(slot.share), std::move(uploading));
+  unsettled_ = true;
+}
+
+void Storages::complete_upload(Slot& slot, Upload& upload) {
+  upload.keep();
+  if (slot.share) return;
+  // Another storage of the session owns the version.
+  c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
+  copy_bytes(slot.storage, fresh);
+  slot.storage = std::move(fresh);
 }
 
 void Storages::write_piece(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
@@ -311,7 +360,20 @@ void Storages::write_piece(Slot& slot, uint64_t offset, std::span<const std::byt
   const bool follows = offset == 0 || offset == slot.uploaded;
   const uint64_t uploaded = follows ? offset + bytes.size() : 0;
   const ContentId uploading = offset == 0 || slot.uploading == named ? named : ContentId();
-  if (begin_part(slot)) {
+  if (offset == 0 && named) begin_upload(slot, named);
+  std::shared_ptr<Upload> upload = slot.rewrite ? slot.rewrite->upload() : nullptr;
+  if (upload && (!follows || upload->name() != uploading)) upload.reset();
+  if (upload) {
+    slot.used = position_;
+    touch(slot);
+    const uint64_t known = upload->put(offset, bytes);
+    check_splice(upload->storage(), bytes.first(known), "a copy to the device", offset);
+    note_part(slot, offset, bytes.size());
+    if (slot.life == Slot::Life::lost) {
+      slot.filled = std::max(slot.filled, offset + bytes.size());
+      if (slot.filled == slot.bytes) revive(slot);
+    }
+  } else if (begin_part(slot)) {
     copy_in(slot.held(), offset, bytes);
     note_part(slot, offset, bytes.size());
   } else {
@@ -332,6 +394,7 @@ void Storages::write_piece(Slot& slot, uint64_t offset, std::span<const std::byt
     note_content(slot, uploading ? uploading : replicas_->hash(span_of(slot.storage)),
                  /*of_bytes=*/!uploading);
     if (uploading) slot.content = uploading;
+    if (upload) complete_upload(slot, *upload);
   } else if (before && !named && !bytes.empty()) {
     const ContentId part = replicas_->hash(bytes);
     note_content(slot, hash({before.high, before.low, offset, bytes.size(), part.high, part.low},
@@ -339,10 +402,10 @@ void Storages::write_piece(Slot& slot, uint64_t offset, std::span<const std::byt
   }
 }
 
-void Storages::check_splice(const Share& share, std::span<const std::byte> bytes,
+void Storages::check_splice(const c10::Storage& storage, std::span<const std::byte> bytes,
                             const std::string& operation, std::optional<uint64_t> piece) const {
   if (!check_splicing_) return;
-  auto held = span_of(share.storage());
+  auto held = span_of(storage);
   if (piece) held = held.subspan(*piece, bytes.size());
   if (held.size() == bytes.size() && std::memcmp(held.data(), bytes.data(), held.size()) == 0) {
     return;

@@ -5,6 +5,8 @@
 #include <thread>
 
 #include "worker/replicas/rendezvous.h"
+#include "worker/replicas/upload.h"
+#include "worker/state/storages.h"
 
 namespace sing {
 
@@ -22,18 +24,16 @@ Replicas::~Replicas() = default;
 Share::Share(const Share& other) : version_(other.version_), session_(other.session_) {
   if (!version_) return;
   std::lock_guard lock(version_->table.mutex_);
-  version_->owners.push_back(session_);
+  version_->table.add_owner(*version_, session_);
 }
 
 bool Share::leave(bool only_alone) noexcept {
   Replicas& table = version_->table;
   {
     std::lock_guard lock(table.mutex_);
-    auto& owners = version_->owners;
-    if (owners.size() > 1) {
+    if (version_->owners.size() > 1) {
       if (only_alone) return false;
-      owners.erase(std::find(owners.begin(), owners.end(), session_));
-      const bool last = std::find(owners.begin(), owners.end(), session_) == owners.end();
+      const bool last = table.remove_owner(*version_, session_);
       if (last && !version_->given_up) table.bytes_shared_ -= version_->bytes;
       version_ = nullptr;
       return false;
@@ -51,18 +51,53 @@ void Replicas::remove(const Version& version) noexcept {
   --count_;
 }
 
+void Replicas::add_owner(Version& version, uint32_t session) {
+  auto& owners = version.owners;
+  if (!owns(version, session)) {
+    count_shared(session, version.bytes);
+    if (is_of_one(version)) count_shared(owners.front(), version.bytes);
+  }
+  owners.push_back(session);
+}
+
+bool Replicas::remove_owner(Version& version, uint32_t session) noexcept {
+  const bool one_before = is_of_one(version);
+  auto& owners = version.owners;
+  owners.erase(std::find(owners.begin(), owners.end(), session));
+  if (owns(version, session)) return false;
+  if (!one_before) {
+    count_shared(session, -version.bytes);
+    if (is_of_one(version)) count_shared(owners.front(), -version.bytes);
+  }
+  return true;
+}
+
+bool Replicas::owns(const Version& version, uint32_t session) noexcept {
+  const auto& owners = version.owners;
+  return std::find(owners.begin(), owners.end(), session) != owners.end();
+}
+
+bool Replicas::is_of_one(const Version& version) noexcept {
+  return std::ranges::all_of(version.owners,
+                             [&](uint32_t owner) { return owner == version.owners.front(); });
+}
+
+void Replicas::count_shared(uint32_t session, uint64_t bytes) noexcept {
+  const auto found = sessions_.find(session);
+  if (found != sessions_.end()) found->second += bytes;
+}
+
 void Replicas::give_up(Share& share) noexcept {
   Version& version = *std::exchange(share.version_, nullptr);
   remove(version);
-  auto& owners = version.owners;
-  bytes_shared_ -= version.bytes * (owners.size() - 1);
-  owners.erase(std::find(owners.begin(), owners.end(), share.session_));
+  bytes_shared_ -= version.bytes * (version.owners.size() - 1);
+  remove_owner(version, share.session_);
   version.given_up = true;
 }
 
 uint32_t Replicas::join() {
   std::lock_guard lock(mutex_);
-  sessions_.insert(++last_session_);
+  sessions_.emplace(++last_session_, 0);
   return last_session_;
 }
 
@@ -77,9 +112,8 @@ Replicas::Version* Replicas::own(ContentId& id, uint32_t session) {
   if (found == versions_.end()) return nullptr;
   Version& version = *found->second;
   id = version.id;
-  auto& owners = version.owners;
-  if (std::find(owners.begin(), owners.end(), session) != owners.end()) return nullptr;
-  owners.push_back(session);
+  if (owns(version, session)) return nullptr;
+  add_owner(version, session);
   bytes_shared_ += version.bytes;
   return &version;
 }
@@ -152,6 +186,11 @@ bool Replicas::has_others() const {
   return sessions_.size() > 1;
 }
 
+uint64_t Replicas::shared(uint32_t session) const {
+  std::lock_guard lock(mutex_);
+  return sessions_.at(session);
+}
+
 Replicas::Pinned Replicas::pin() {
   Pinned pinned;
   std::lock_guard lock(mutex_);
@@ -180,6 +219,36 @@ Share Replicas::enter(ContentId& id, uint32_t session, const c10::Storage& stora
   return Share(fresh.release(), session);
 }
 
+std::shared_ptr<Upload> Replicas::upload(const ContentId& name, c10::Allocator* allocator,
+                                         uint64_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = uploads_.find(name);
+    if (auto upload = found == uploads_.end() ? nullptr : found->second.lock()) return upload;
+  }
+  auto made = std::make_shared<Upload>(*this, name, fresh_storage(allocator, bytes));
+  std::lock_guard lock(mutex_);
+  uploads_[name] = made;
+  return made;
+}
+
+void Replicas::forget_upload(const ContentId& name) noexcept {
+  std::lock_guard lock(mutex_);
+  const auto found = uploads_.find(name);
+  if (found != uploads_.end() && found->second.expired()) uploads_.erase(found);
+}
+
+void Replicas::count_uploading(uint32_t session, uint64_t bytes) noexcept {
+  std::lock_guard lock(mutex_);
+  count_shared(session, bytes);
+}
+
+Share Replicas::keep(ContentId id) {
+  std::lock_guard lock(mutex_);
+  const uint32_t owner = ++last_session_;  // executes nothing
+  return Share(own(id, owner), owner);
+}
+
 bool Replicas::is_hashed(const Share& share) const {
   std::lock_guard lock(mutex_);
   return share.version_->hashed;
@@ -195,9 +264,14 @@ void Replicas::also(const Share& share, const ContentId& id, bool of_bytes) {
 
 Replicas::Figures Replicas::figures() const {
   std::lock_guard lock(mutex_);
-  return {count_,           bytes_shared_,     executed_count_,
-          squashed_.load(), postponed_.load(), recomputed_.load(),
-          uploads_.load(),  given_up_.load()};
+  return {count_,
+          bytes_shared_,
+          executed_count_,
+          squashed_.load(),
+          postponed_.load(),
+          recomputed_.load(),
+          uploads_shared_.load(),
+          given_up_.load()};
 }
 
 }  // namespace sing

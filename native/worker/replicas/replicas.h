@@ -55,6 +55,7 @@ namespace sing {
 
 class Rendezvous;
 class Replicas;
+class Upload;
 
 // One owner of a version.
 class Share {
@@ -132,6 +133,8 @@ class Replicas {
   void hash_versions(const std::set<uint64_t>& sizes, uint32_t session);
   // True if another session has versions, or may make some.
   bool has_others() const;
+  // Bytes of the versions that a session owns together with others.
+  uint64_t shared(uint32_t session) const;
   // Shares of all versions, and the ids by which they are found, each with the number of its share.
   // What is pinned stays as it is.
   struct Pinned {
@@ -146,6 +149,10 @@ class Replicas {
   bool is_hashed(const Share& share) const;
   // The version is also found by this id, if there is none with it.
   void also(const Share& share, const ContentId& id, bool of_bytes);
+
+  // Returns what sessions upload by this name: see Note [Shared uploads] in upload.h. The first one
+  // takes memory from the allocator.
+  std::shared_ptr<Upload> upload(const ContentId& name, c10::Allocator* allocator, uint64_t bytes);
 
   // Of the calls with known contents that were executed last, by sessions that exist.
   void note_executed(const ContentId& call, uint32_t session);
@@ -167,28 +174,43 @@ class Replicas {
     if (postponed) postponed_.fetch_add(1, std::memory_order_relaxed);
   }
   void count_recomputed() noexcept { recomputed_.fetch_add(1, std::memory_order_relaxed); }
-  void count_upload() noexcept { uploads_.fetch_add(1, std::memory_order_relaxed); }
+  void count_upload() noexcept { uploads_shared_.fetch_add(1, std::memory_order_relaxed); }
   void count_given_up() noexcept { given_up_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
+  friend class Upload;
+  friend class Uploading;
   // Most other ids of a version: what never changes may be read again and again.
   static constexpr size_t kOthersMax = 8;
   friend class Rendezvous;
   friend class Share;
   using Version = Share::Version;
   Version* own(ContentId& id, uint32_t session);
+  // With the lock: all that changes the owners of a version.
+  void add_owner(Version& version, uint32_t session);
+  // Returns true if the session is no owner any more. There is another one.
+  bool remove_owner(Version& version, uint32_t session) noexcept;
+  static bool owns(const Version& version, uint32_t session) noexcept;
+  static bool is_of_one(const Version& version) noexcept;
+  void count_shared(uint32_t session, uint64_t bytes) noexcept;
   // With the lock: the bytes are to be changed for all owners, so the version is found no more. The
   // share leaves it.
   void give_up(Share& share) noexcept;
   void remove(const Version& version) noexcept;
+  void forget_upload(const ContentId& name) noexcept;
+  void count_uploading(uint32_t session, uint64_t bytes) noexcept;
+  // Returns a share of no session.
+  Share keep(ContentId id);
 
   const Hash hash_;
-  std::atomic<uint64_t> squashed_{0}, postponed_{0}, recomputed_{0}, uploads_{0}, given_up_{0};
+  std::atomic<uint64_t> squashed_{0}, postponed_{0}, recomputed_{0}, uploads_shared_{0},
+      given_up_{0};
   std::mutex hashing_;        // of versions; taken before the other one
   mutable std::mutex mutex_;  // everything below, and the owners of versions
   std::unordered_map<ContentId, Version*> versions_;
+  std::unordered_map<ContentId, std::weak_ptr<Upload>> uploads_;
   uint32_t last_session_ = 0;
-  std::set<uint32_t> sessions_;
+  std::unordered_map<uint32_t, uint64_t> sessions_;  // with the bytes that they share
   RecentCalls executed_;
   uint64_t executed_count_ = 0;
   uint64_t count_ = 0;

@@ -19,6 +19,19 @@ void Left::remove(uint64_t offset, uint64_t count) {
   ranges_ = std::move(left);
 }
 
+void Rewrite::leave_upload(c10::Storage storage) {
+  const auto* const from = static_cast<const std::byte*>(storage_.data());
+  auto* const to = static_cast<std::byte*>(storage.mutable_data());
+  uint64_t at = 0;
+  for (const auto& [begin, end] : left_.ranges()) {
+    std::memcpy(to + at, from + at, begin - at);
+    at = end;
+  }
+  std::memcpy(to + at, from + at, storage_.nbytes() - at);
+  storage_ = std::move(storage);
+  upload_ = {};
+}
+
 void Rewrite::move_to(c10::Storage storage) {
   std::memcpy(storage.mutable_data(), storage_.data(),
               std::min(storage.nbytes(), storage_.nbytes()));

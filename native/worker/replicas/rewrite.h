@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "worker/replicas/replicas.h"
+#include "worker/replicas/upload.h"
 
 namespace sing {
 
@@ -38,7 +39,17 @@ class Rewrite {
   // `before`: the version; none: zeros. `storage`: other memory, of the size of the version.
   Rewrite(Share before, c10::Storage storage)
       : before_(std::move(before)), storage_(std::move(storage)), left_(storage_.nbytes()) {}
+  // The parts are the pieces of an upload.
+  Rewrite(Share before, Uploading upload)
+      : before_(std::move(before)),
+        upload_(std::move(upload)),
+        storage_(upload_.upload()->storage()),
+        left_(storage_.nbytes()) {}
 
+  // None if the memory is that of the session alone.
+  const std::shared_ptr<Upload>& upload() const noexcept { return upload_.upload(); }
+  // Copies the parts into memory of the session.
+  void leave_upload(c10::Storage storage);
   // Where the parts are written.
   const c10::Storage& storage() const noexcept { return storage_; }
   void note_overwritten(uint64_t offset, uint64_t count) { left_.remove(offset, count); }
@@ -50,6 +61,7 @@ class Rewrite {
 
  private:
   Share before_;
+  Uploading upload_;
   c10::Storage storage_;
   Left left_;
 };

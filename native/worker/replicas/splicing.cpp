@@ -463,7 +463,8 @@ void Splicing::check(const CallRecordView& record, const Call& call) {
     const uint32_t which = made_[i].which;
     const c10::Storage& made =
         made_[i].result ? results[which] : copies[place_of(storages.at(call.operands[which].id))];
-    storages.check_splice(shares_[i], {static_cast<const std::byte*>(made.data()), made.nbytes()},
+    storages.check_splice(shares_[i].storage(),
+                          {static_cast<const std::byte*>(made.data()), made.nbytes()},
                           record.op.full_name);
   }
 }

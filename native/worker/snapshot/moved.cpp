@@ -103,7 +103,7 @@ bool MovedContents::place(Storages& storages, uint32_t id, uint64_t bytes,
     written.resize(bytes);
     const Arena& file = carried ? carried_ : *checked_;
     if (extent) file.read(extent.offset, std::span(written).first(extent.count));
-    storages.check_splice(share, written, "a move");
+    storages.check_splice(share.storage(), written, "a move");
   }
   storages.bind(id, std::move(share));
   return true;

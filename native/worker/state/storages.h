@@ -219,10 +219,15 @@ class Storages {
   void bind_postponed(uint32_t id, uint64_t bytes, std::shared_ptr<Postponed> call, uint32_t made,
                       const ContentId& content);
   // Executes all postponed calls of which something is left, and finishes all rewrites.
-  void settle();
-  // Throws WrongSplice if the bytes differ from those of the version, or of a piece of it that
-  // begins there.
-  void check_splice(const Share& share, std::span<const std::byte> bytes,
+  // `uploads`: also those of uploads, in which other sessions take part.
+  void settle(bool uploads = true);
+  // True if there is something to settle, apart from uploads.
+  bool unsettled() const noexcept;
+  // Bytes that it does not share with other sessions.
+  uint64_t unshared() const;
+  // Throws WrongSplice if the bytes differ from those of a version's storage, or of a piece of it
+  // that begins there.
+  void check_splice(const c10::Storage& storage, std::span<const std::byte> bytes,
                     const std::string& operation, std::optional<uint64_t> piece = {}) const;
   bool checks_splicing() const noexcept { return check_splicing_; }
 
@@ -275,6 +280,8 @@ class Storages {
                      const ContentName& name);
   bool find_named(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
                   const ContentId& named);
+  void begin_upload(Slot& slot, const ContentId& named);
+  void complete_upload(Slot& slot, Upload& upload);
   void write_piece(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
                    const ContentId& named);
   static ContentId id_of(const ContentName& name, const Slot& slot) noexcept;
