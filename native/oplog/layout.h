@@ -66,8 +66,8 @@ struct ClientPage {
   Word<uint64_t> cells_ended;
   // The WorkerPage::answer_generation to which answer_taken refers.
   Word<uint64_t> answer_generation;
-  // Not 0 while the program waits for other ranks of its job. See Note [Turns] in
-  // native/worker/loop/seat.h.
+  // Whether the program waits for other ranks of its job: 0: no; 1: a thread of it does, but it may
+  // continue; 2: it does. See Note [Turns] in native/worker/loop/seat.h.
   Word<uint32_t> awaiting_peers;
 };
 

@@ -265,9 +265,9 @@ class NativeClient:
         """Return the factor of a boxed ``ReduceOp`` of kind PREMUL_SUM."""
         return self._library.sing_client_premultiplier(op)
 
-    def await_peers(self, waiting: bool) -> None:
+    def await_peers(self, waiting: int) -> None:
         """Let the device execute other ranks while this process waits for them."""
-        self._library.sing_client_await_peers(int(waiting))
+        self._library.sing_client_await_peers(waiting)
 
     def give_up(self) -> None:
         """Fail all waits for the device, now and later: the daemon is gone."""

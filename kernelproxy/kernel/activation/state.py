@@ -187,8 +187,14 @@ def cell(change: int) -> None:
                 _current.listening.report_cells(_current.cells_ended)
 
 
-def await_peers(waiting: bool) -> None:
-    """Report that this process begins, or ends, to wait for the other ranks of its job."""
+def await_peers(waiting: int) -> None:
+    """Report how this process waits for the other ranks of its job.
+
+    Parameters
+    ----------
+    waiting : int
+        See ``Waiting`` in ``kernel.collectives``.
+    """
     if (client := _current.client) is not None:
         client.await_peers(waiting)
 

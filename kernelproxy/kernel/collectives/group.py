@@ -24,6 +24,7 @@ from torch import distributed
 from kernelproxy.kernel.collectives.transport.connections import Frame, Peer, PeerLostError
 from kernelproxy.kernel.collectives.transport.endpoint import Endpoint, SessionEndedError, endpoint
 from kernelproxy.kernel.collectives.transport.frames import FrameKind, Header
+from kernelproxy.kernel.collectives.transport.waits import BackgroundThread
 
 _POLL_SECONDS = 0.005
 Name = tuple[int, int]
@@ -263,7 +264,7 @@ class Lane:
             )
             self._pending.append(replaces)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread = BackgroundThread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
         if ahead is not None and alone:
             ahead()

@@ -14,10 +14,13 @@ from torch import distributed
 from kernelproxy.kernel.collectives.group import Call, Group
 from kernelproxy.kernel.collectives.host_threads import one_thread
 from kernelproxy.kernel.collectives.replacement import Replacement
+from kernelproxy.kernel.collectives.transport.waits import waits
 from kernelproxy.kernel.collectives.work import Completion, all_of, forget
 
 _groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
 # Futures of the calls between the start and the end of a group's coalescing.
+# The last one that has launched a collective.
+_last_backward = -1
 _coalesced: dict[Any, list[torch.futures.Future[Any]]] = {}
 
 
@@ -63,7 +66,9 @@ def launch(
             task(call)
 
     if async_op:
-        settles = settling(execute, completion, result)
+        waits.begin()
+        _note_end_of_backward()
+        settles = settling(execute, completion, result, waits.complete)
         if replacement is None:
             group.lane().submit(settles)
         else:
@@ -76,19 +81,38 @@ def launch(
 
 
 def settling(
-    execute: Callable[[], None], completion: Completion, result: list[Any]
+    execute: Callable[[], None],
+    completion: Completion,
+    result: list[Any],
+    executed: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
-    """Return a task that executes a call, and completes it with its result or an error."""
+    """Return a task that executes a call, and completes it with its result or an error.
+
+    `executed` is called between both.
+    """
 
     def task() -> None:
+        outcome: list[Any] | Exception = result
         try:
             execute()
         except Exception as error:
-            completion.settle(error)
-        else:
-            completion.settle(result)
+            outcome = error
+        executed()
+        completion.settle(outcome)
 
     return task
+
+
+def _note_end_of_backward() -> None:
+    """In a backward pass: let other ranks know when the program has issued all of it.
+
+    DistributedDataParallel waits at the end for its collectives, in C++.
+    """
+    global _last_backward
+    found: int = torch._C._current_graph_task_id()
+    if found not in (-1, _last_backward):
+        _last_backward = found
+        torch.autograd.Variable._execution_engine.queue_callback(waits.end_backward)
 
 
 def note(process_group: Any, completion: Completion) -> None:

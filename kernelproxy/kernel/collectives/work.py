@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from kernelproxy.kernel.collectives.transport.waits import waits
+
 # Not public: a Work as a Python class would not survive its way through the dispatcher.
 _wrap: Callable[[torch.futures.Future[Any]], Any] = getattr(
     distributed.distributed_c10d, "_create_work_from_future", None
@@ -91,7 +93,8 @@ def install() -> None:
         if not future.done():
             done = threading.Event()
             future.add_done_callback(lambda _: done.set())
-            done.wait()
+            with waits.for_collectives():
+                done.wait()
         try:
             future.wait()
         except RuntimeError as error:
@@ -110,7 +113,8 @@ def _install_wait_tensor() -> None:
 
     @functools.wraps(original)
     def wait_tensor(tensor: Any) -> Any:
-        found = original(tensor)
+        with waits.for_collectives():
+            found = original(tensor)
         if unreported:
             raise unreported.pop()[1]
         return found

@@ -554,9 +554,9 @@ void Session::note_settings() {
 
 // ---------------------------------------------------------------- peers
 
-void Session::await_peers(bool waiting) {
-  client_->awaiting_peers.store(waiting ? 1 : 0, std::memory_order_seq_cst);
-  if (!waiting) return;
+void Session::await_peers(uint32_t waiting) {
+  client_->awaiting_peers.store(waiting, std::memory_order_seq_cst);
+  if (waiting == 0) return;
   // A worker that hopes for further records gives its turn to another rank now.
   if (worker_->asleep.load(std::memory_order_seq_cst) != 0) futex_wake(low_half(client_->head));
 }

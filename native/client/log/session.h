@@ -177,7 +177,7 @@ class Session {
 
   void cell(int running);
   // The program begins or ends to wait for other ranks of its job.
-  void await_peers(bool waiting);
+  void await_peers(uint32_t waiting);
   // Marks the daemon as permanently gone: all current and later waits for the device raise an
   // error.
   void give_up() noexcept;

@@ -300,7 +300,7 @@ void sing_client_cell(int running) {
 
 // The program begins (1) or ends (0) to wait for other ranks of its job.
 void sing_client_await_peers(int waiting) {
-  if (Session::connected()) Session::get().await_peers(waiting != 0);
+  if (Session::connected()) Session::get().await_peers(static_cast<uint32_t>(waiting));
 }
 
 // Marks the daemon as gone; the bell's connection will not be replaced.

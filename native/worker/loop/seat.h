@@ -8,6 +8,13 @@
 // when they require that; it does nothing while its session has its turn. When a turn has ended,
 // the next one begins before the thread of the first session is woken: it could take the executor's
 // core.
+//
+// A turn ends when the program waits for its peers. A program that is late with its next record is
+// waited for a moment, and longer while the session holds memory that it does not share: the next
+// one would take as much besides. That a thread of the program waits for peers, as DDP's does while
+// the backward pass continues, does not end a turn in the middle. A program that has its answer and
+// holds nothing gives up its turn at once: the others come to the same place, and free what they
+// have from the step before.
 #pragma once
 
 #include <atomic>

@@ -277,7 +277,8 @@ void Session::drain(uint64_t end, uint64_t head) {
     // What was executed before would now be executed in another way.
     if (!state_.device.is_cpu()) state_.exactness.note_inexact();
   }
-  const bool asked = execute_records(end, head);
+  const uint64_t answered = answered_;
+  execute_records(end, head);
   unsettled_ = !state_.device.is_cpu() || Blocks::get().kept() > 0;
   const uint64_t now = monotonic_ns();
   if (state_.time) {
@@ -287,14 +288,12 @@ void Session::drain(uint64_t end, uint64_t head) {
     busy_ns_ += now - began;
     worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
   }
-  if (asked) requested_ns_ = now;
+  if (answered_ != answered) requested_ns_ = now;
   worker_->active_ns.store(now, std::memory_order_relaxed);
   helpers_.worked(now, now - began);
 }
 
-// Returns true if there was a request among them.
-bool Session::execute_records(uint64_t end, uint64_t head) {
-  bool asked = false;
+void Session::execute_records(uint64_t end, uint64_t head) {
   while (consumed_ < end && (!orders_.pending() || executor_.given())) {
     const uint64_t furthest = worker_->furthest.load(std::memory_order_relaxed);
     state_.storages.enforce(consumed_ >= furthest);
@@ -308,21 +307,20 @@ bool Session::execute_records(uint64_t end, uint64_t head) {
       orders_.lease(leaving_.load(std::memory_order_relaxed), false);
       break;
     }
+    const bool request = (header.flags & kRequest) != 0;
     const bool timed = state_.time && belongs_to_step(header);
-    if (timed && !await_turn((header.flags & kRequest) != 0)) break;
-    state_.storages.allow_overdraft((header.flags & kRequest) != 0);
+    if (timed && !await_turn(request)) break;
+    state_.storages.allow_overdraft(request);
     if (!executor_.execute(consumed_, header, payload)) break;
-    asked |= (header.flags & kRequest) != 0;
-    if ((header.flags & kRequest) != 0) note_divergence();
     note_step(consumed_ < furthest);
     consumed_ += header.bytes;
+    if (request) note_answer();
     if (timed) state_.time->end_record(consumed_);
     worker_->memory_resident.store(state_.storages.resident(), std::memory_order_relaxed);
     worker_->dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
     worker_->consumed.store(consumed_, std::memory_order_release);
     tell_progress();
   }
-  return asked;
 }
 
 // Before a record that may give the device something to do: waits while it has enough, see Note
@@ -370,7 +368,8 @@ void Session::tell_progress() noexcept {
 }
 
 // See Note [Exactness].
-void Session::note_divergence() noexcept {
+void Session::note_answer() noexcept {
+  answered_ = consumed_;
   WorkerPage& page = *worker_;
   if (state_.diverged == page.diverged.load(std::memory_order_relaxed) - diverged_before_) return;
   page.diverged.store(diverged_before_ + state_.diverged);

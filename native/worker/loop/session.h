@@ -111,9 +111,12 @@ class Session : private Seat::Member {
   bool ready() override { return orders_.pending() || executor_.ready(); }
   void give_up(const ContentId& version) override;
   bool rests() const;
+  bool holds() const;
+  bool rests_after_answer() const;
+  uint64_t patience() const;
   bool linger();
   void drain(uint64_t end, uint64_t head);
-  bool execute_records(uint64_t end, uint64_t head);
+  void execute_records(uint64_t end, uint64_t head);
   void give_back();
   bool await_turn(bool request);
   void tell_device_time();
@@ -124,7 +127,7 @@ class Session : private Seat::Member {
   void settle();
   bool obey();
   void note_step(bool replayed) noexcept;
-  void note_divergence() noexcept;
+  void note_answer() noexcept;
   void tell_progress() noexcept;
   uint64_t checked_head() const;
   void check_position() const;
@@ -156,6 +159,7 @@ class Session : private Seat::Member {
   uint64_t preempted_ns_ = 0;        // when other threads last ran on its core while it spun
   uint64_t requested_ns_ = 0;        // time of the client's last request
   uint64_t dry_since_ns_ = 0;        // in its turn: when the log's end was reached; 0: it is not
+  uint64_t answered_ = UINT64_MAX;   // position after the last request
   uint64_t began_with_ = 0;          // memory when its turn began
   uint64_t napped_at_ = UINT64_MAX;  // position at its last nap
   Exactness::Recovery recovery_;

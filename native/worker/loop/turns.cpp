@@ -17,6 +17,10 @@ constexpr uint64_t kLingerNs = 1'000'000;
 // The same while it has this much more memory than when its turn began: the next session would take
 // as much besides.
 constexpr uint64_t kHoldingNs = 20'000'000;
+// The same while a thread of its program waits for other ranks, and it is not known whether the
+// program does.
+constexpr uint64_t kHoldingInBackgroundNs = 5'000'000;
+constexpr uint32_t kProgramAwaits = 2;  // see ClientPage::awaiting_peers
 constexpr uint64_t kHoldingBytes = 1 << 20;
 
 // So many records of another session are looked at, which takes about a millisecond.
@@ -110,34 +114,53 @@ bool Session::carry_out() {
     Executor& executor;
   } entered(executor_);
   dry_since_ns_ = 0;
-  began_with_ = state_.storages.resident();
+  began_with_ = state_.storages.unshared();
   seat_->note_begun();
   while (!orders_.pending() || executor_.given()) {
     if (execute_some()) {
       dry_since_ns_ = 0;
       if (executor_.waits() && !orders_.pending()) return true;
+      if (rests_after_answer()) break;
     } else {
       helpers_.waited();
       if (!linger()) break;
     }
   }
   executor_.end_waiting();
-  state_.storages.settle();  // only the executor may call kernels
+  state_.storages.settle(/*uploads=*/false);  // only the executor may call kernels
   return false;
+}
+
+// True if it has memory that others could not use, or that they would take as well.
+bool Session::holds() const {
+  return state_.storages.unsettled() || state_.storages.unshared() > began_with_ + kHoldingBytes;
+}
+
+// See Note [Turns] in seat.h.
+bool Session::rests_after_answer() const {
+  return answered_ == consumed_ && seat_->wanted() && !holds();
+}
+
+// How long to wait for further records while others want the device.
+uint64_t Session::patience() const {
+  const uint32_t awaits = client_->awaiting_peers.load();
+  if (awaits == kProgramAwaits) return 0;
+  if (holds()) return awaits != 0 ? kHoldingInBackgroundNs : kHoldingNs;
+  return awaits != 0 ? 0 : kLingerNs;
 }
 
 // At the end of the log: waits for further records. Returns false if the turn is to end.
 bool Session::linger() {
   if (!seat_->wanted()) {
     idle();
-    return true;
+    return !rests_after_answer();
   }
+  if (rests_after_answer()) return false;
   const uint64_t now = monotonic_ns();
   if (dry_since_ns_ == 0) dry_since_ns_ = now;
   const uint64_t lingered = now - dry_since_ns_;
-  const bool holds = state_.storages.resident() > began_with_ + kHoldingBytes;
-  const uint64_t most = holds ? kHoldingNs : kLingerNs;
-  if (lingered >= most || client_->awaiting_peers.load() != 0) return false;
+  const uint64_t most = patience();
+  if (lingered >= most) return false;
   Spin spin(kSpinsWithThreads);
   while (client_->head.load(std::memory_order_acquire) == consumed_) {
     if (spin.once()) continue;

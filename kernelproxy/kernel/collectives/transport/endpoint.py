@@ -20,14 +20,13 @@ import selectors
 import socket
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from kernelproxy.common.ipc import detach
-from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.collectives.transport.addresses import (
     connect,
     copy_of,
@@ -46,6 +45,7 @@ from kernelproxy.kernel.collectives.transport.connections import (
 )
 from kernelproxy.kernel.collectives.transport.frames import FrameKind, Header
 from kernelproxy.kernel.collectives.transport.outbox import Outbox
+from kernelproxy.kernel.collectives.transport.waits import Waits, waits
 
 #: What is received before a call asks for it, at most, while this rank computes.
 EARLY_BYTES_MAX = 256 << 20
@@ -64,14 +64,12 @@ class Endpoint:
     ----------
     local : bool
         Use the sockets of the host; without it, TCP with all peers.
-    on_wait : callable
-        Called with True when this rank begins to wait for peers, and with False when it ends.
+    waits : Waits, optional
+        Those of the rank.
     """
 
-    def __init__(
-        self, *, local: bool = True, on_wait: Callable[[bool], object] = lambda waiting: None
-    ) -> None:
-        self._on_wait = on_wait
+    def __init__(self, *, local: bool = True, waits: Waits | None = None) -> None:
+        self._waits = waits or Waits()
         self.token = secrets.token_hex(16)
         #: Notified at each frame, failure and loss.
         self.changed = threading.Condition()
@@ -118,20 +116,17 @@ class Endpoint:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """While this rank waits for its peers and can do nothing else."""
+        """While the calling thread waits for peers and can do nothing else."""
         with self.changed:
             self._waiting += 1
-            if self._waiting == 1:
-                self._on_wait(True)
             if self._paused:
                 self._bell[0].send(b"\0")
         try:
-            yield
+            with self._waits.for_peers():
+                yield
         finally:
             with self.changed:
                 self._waiting -= 1
-                if self._waiting == 0:
-                    self._on_wait(False)
 
     def peer(self, address: str) -> Peer:
         """Return the process at an address, connected if it has not ended."""
@@ -363,7 +358,7 @@ def endpoint() -> Endpoint:
     global _endpoint
     with _creating:
         if _endpoint is None:
-            _endpoint = Endpoint(on_wait=state.await_peers)
+            _endpoint = Endpoint(waits=waits)
             atexit.register(_endpoint.close)
         return _endpoint
 

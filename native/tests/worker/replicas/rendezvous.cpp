@@ -88,7 +88,14 @@ TEST(sessions_that_change_it_differently_keep_their_bytes) {
   Job job(3);
   const auto weights = job.constant(3);
   const double factors[] = {2, 2, 5};
-  for (size_t rank = 0; rank < 3; ++rank) job[rank].scale({weights[rank]}, factors[rank]);
+  Occupied turn(job.seat());
+  turn.await_begun();
+  for (const size_t rank : {2, 0, 1}) {  // in the order of their turns
+    const size_t before = job.seat().waiting();
+    job[rank].scale({weights[rank]}, factors[rank]);
+    while (job.seat().waiting() == before) sched_yield();
+  }
+  turn.release();
   EXPECT_EQ(job[0].value(weights[0]), 6.0f);
   EXPECT_EQ(job[1].value(weights[1]), 6.0f);
   EXPECT_EQ(job[2].value(weights[2]), 15.0f);
