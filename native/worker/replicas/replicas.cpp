@@ -93,6 +93,7 @@ void Replicas::give_up(Share& share) noexcept {
   bytes_shared_ -= version.bytes * (version.owners.size() - 1);
   remove_owner(version, share.session_);
   version.given_up = true;
+  if (version.owners.empty()) delete &version;  // its storage is still that of the slot
 }
 
 uint32_t Replicas::join() {
