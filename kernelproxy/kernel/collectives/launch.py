@@ -19,9 +19,9 @@ from kernelproxy.kernel.collectives.work import Completion, all_of, forget
 
 _groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
 # Futures of the calls between the start and the end of a group's coalescing.
-# The last one that has launched a collective.
-_last_backward = -1
 _coalesced: dict[Any, list[torch.futures.Future[Any]]] = {}
+# The backward pass that has launched a collective last.
+_last_backward = -1
 
 
 def announce(process_group: Any, store: Any) -> None:

@@ -176,7 +176,7 @@ class Session {
   }
 
   void cell(int running);
-  // The program begins or ends to wait for other ranks of its job.
+  // How the program waits for other ranks of its job: see ClientPage::awaiting_peers.
   void await_peers(uint32_t waiting);
   // Marks the daemon as permanently gone: all current and later waits for the device raise an
   // error.

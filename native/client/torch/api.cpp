@@ -298,7 +298,7 @@ void sing_client_cell(int running) {
   if (Session::connected()) Session::get().cell(running);
 }
 
-// The program begins (1) or ends (0) to wait for other ranks of its job.
+// How the program waits for other ranks of its job: see ClientPage::awaiting_peers.
 void sing_client_await_peers(int waiting) {
   if (Session::connected()) Session::get().await_peers(static_cast<uint32_t>(waiting));
 }

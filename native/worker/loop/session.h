@@ -160,7 +160,7 @@ class Session : private Seat::Member {
   uint64_t requested_ns_ = 0;        // time of the client's last request
   uint64_t dry_since_ns_ = 0;        // in its turn: when the log's end was reached; 0: it is not
   uint64_t answered_ = UINT64_MAX;   // position after the last request
-  uint64_t began_with_ = 0;          // memory when its turn began
+  uint64_t began_with_ = 0;          // unshared memory when its turn began
   uint64_t napped_at_ = UINT64_MAX;  // position at its last nap
   Exactness::Recovery recovery_;
   uint64_t diverged_before_ = 0;  // by earlier workers

@@ -14,14 +14,14 @@ namespace {
 // In a seat, a session whose client is this late with the next record gives up its turn if another
 // session waits for one.
 constexpr uint64_t kLingerNs = 1'000'000;
-// The same while it has this much more memory than when its turn began: the next session would take
-// as much besides.
+// The same while it has this much more memory that it does not share than when its turn began: the
+// next session would take as much besides.
 constexpr uint64_t kHoldingNs = 20'000'000;
-// The same while a thread of its program waits for other ranks, and it is not known whether the
-// program does.
-constexpr uint64_t kHoldingInBackgroundNs = 5'000'000;
-constexpr uint32_t kProgramAwaits = 2;  // see ClientPage::awaiting_peers
 constexpr uint64_t kHoldingBytes = 1 << 20;
+// The same while a thread of its program waits for other ranks: the program may do so, too.
+constexpr uint64_t kHoldingInBackgroundNs = 5'000'000;
+
+constexpr uint32_t kProgramAwaits = 2;  // see ClientPage::awaiting_peers
 
 // So many records of another session are looked at, which takes about a millisecond.
 constexpr uint64_t kAheadMax = 10'000;

@@ -250,16 +250,17 @@ void Storages::compute(Slot& slot) {
 
 void Storages::settle(bool uploads) {
   if (!unsettled_) return;
-  unsettled_ = false;
+  bool left = false;
   for (Slot& slot : slots_) {
     if (slot.postponed) compute(slot);
     if (!slot.rewrite) continue;
     if (slot.rewrite->upload() && !uploads) {
-      unsettled_ = true;
+      left = true;
     } else {
       finish(slot);
     }
   }
+  unsettled_ = left;
 }
 
 bool Storages::unsettled() const noexcept {

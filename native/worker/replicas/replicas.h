@@ -178,12 +178,12 @@ class Replicas {
   void count_given_up() noexcept { given_up_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
-  friend class Upload;
-  friend class Uploading;
   // Most other ids of a version: what never changes may be read again and again.
   static constexpr size_t kOthersMax = 8;
   friend class Rendezvous;
   friend class Share;
+  friend class Upload;
+  friend class Uploading;
   using Version = Share::Version;
   Version* own(ContentId& id, uint32_t session);
   // With the lock: all that changes the owners of a version.

@@ -61,7 +61,6 @@ class Uploading {
   }
   ~Uploading();
 
-  explicit operator bool() const noexcept { return upload_ != nullptr; }
   const std::shared_ptr<Upload>& upload() const noexcept { return upload_; }
 
  private:
