@@ -479,7 +479,7 @@ uint64_t Session::give_back_cache() {
 
 // See Note [Caches].
 bool Session::obey() {
-  state_.storages.settle();  // a snapshot may be taken while this thread is parked
+  state_.storages.settle(Storages::Leave::saveable);  // for a snapshot while it is parked
   if (!state_.time) {
     if (seat_) {
       return orders_.obey({}, kUnsettled, [this] {

@@ -127,7 +127,7 @@ bool Session::carry_out() {
     }
   }
   executor_.end_waiting();
-  state_.storages.settle(/*uploads=*/false);  // only the executor may call kernels
+  state_.storages.settle(Storages::Leave::uploads);  // only the executor may call kernels
   return false;
 }
 

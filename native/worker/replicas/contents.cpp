@@ -65,9 +65,7 @@ void Storages::prepare_change(Slot& slot) {
 }
 
 bool Storages::begin_part(Slot& slot) {
-  if (slot.rewrite && slot.rewrite->upload()) {
-    slot.rewrite->leave_upload(fresh_storage(allocator_, slot.bytes));
-  }
+  if (slot.rewrite && slot.rewrite->upload()) leave_upload(slot);
   if (!slot.rewrite) {
     if (slot.life != Slot::Life::live) return false;
     if (slot.given_up) {
@@ -130,8 +128,13 @@ void Storages::note_part(Slot& slot, uint64_t offset, uint64_t count) {
   slot.rewrite.reset();
 }
 
+void Storages::leave_upload(Slot& slot) {
+  if (slot.transfer) await_saved(slot);  // others may change it from then on
+  slot.rewrite->leave_upload(fresh_storage(allocator_, slot.bytes));
+}
+
 void Storages::finish(Slot& slot) {
-  if (slot.rewrite->upload()) slot.rewrite->leave_upload(fresh_storage(allocator_, slot.bytes));
+  if (slot.rewrite->upload()) leave_upload(slot);
   fit(slot);
   slot.rewrite->finish();
   slot.storage = slot.rewrite->storage();
@@ -198,7 +201,7 @@ void Storages::note_read(Slot& slot, const ContentName& name) {
 // Ends what the slot has, before it gets other bytes. It is charged then.
 void Storages::replace(Slot& slot) {
   slot.used = slot.changed = position_;
-  if (slot.transfer && slot.storage) {
+  if (slot.transfer && (slot.storage || slot.rewrite)) {
     await_saved(slot);
   } else if (slot.transfer) {
     slot.transfer->owner.drop(slot.transfer);  // need not be loaded any more
@@ -248,13 +251,14 @@ void Storages::compute(Slot& slot) {
   note_content(slot, ContentId(slot.content));
 }
 
-void Storages::settle(bool uploads) {
+void Storages::settle(Leave leave) {
   if (!unsettled_) return;
   bool left = false;
   for (Slot& slot : slots_) {
     if (slot.postponed) compute(slot);
     if (!slot.rewrite) continue;
-    if (slot.rewrite->upload() && !uploads) {
+    if ((leave == Leave::uploads && slot.rewrite->upload()) ||
+        (leave == Leave::saveable && slot.only_uploads())) {
       left = true;
     } else {
       finish(slot);
@@ -349,7 +353,8 @@ void Storages::begin_upload(Slot& slot, const ContentId& named) {
 void Storages::complete_upload(Slot& slot, Upload& upload) {
   upload.keep();
   if (slot.share) return;
-  // Another storage of the session owns the version.
+  // Another storage of the session owns the version, and may change it.
+  if (slot.transfer) await_saved(slot);
   c10::Storage fresh = fresh_storage(allocator_, slot.bytes);
   copy_bytes(slot.storage, fresh);
   slot.storage = std::move(fresh);
@@ -366,7 +371,10 @@ void Storages::write_piece(Slot& slot, uint64_t offset, std::span<const std::byt
   if (upload && (!follows || upload->name() != uploading)) upload.reset();
   if (upload) {
     slot.used = position_;
+    // A snapshot saves only what is before this piece.
+    TransferPtr saves = std::move(slot.transfer);
     touch(slot);
+    slot.transfer = std::move(saves);
     const uint64_t known = upload->put(offset, bytes);
     check_splice(upload->storage(), bytes.first(known), "a copy to the device", offset);
     note_part(slot, offset, bytes.size());

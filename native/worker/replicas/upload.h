@@ -5,7 +5,8 @@
 // it is complete. Until then each would have memory of its own for it. But what has the same name
 // has the same bytes: the pieces go to one place, and the session that is first writes them. A
 // session knows how many of the bytes are its own by now; if it uses them before it has uploaded
-// the rest, it takes a copy of these.
+// the rest, it takes a copy of these. A snapshot of a session whose storage had no bytes before
+// saves them from there: what was written stays as it is as long as the session takes part.
 #pragma once
 
 #include <c10/core/Storage.h>

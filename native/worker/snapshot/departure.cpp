@@ -30,6 +30,7 @@ Departed Snapshots::depart(const uint64_t& position, const KnownContents& known)
   FreeRanges free({});
   orders_.while_parked([&] {
     if (orders_.ended()) throw std::runtime_error("the worker ends");
+    state_.storages.settle();
     snapshot.header.position = position;
     snapshot.header.device_kind = static_cast<uint32_t>(kind_of(state_.device));
     Writer tables;

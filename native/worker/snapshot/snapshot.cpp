@@ -431,11 +431,15 @@ void Snapshots::freeze(Making& making) {
 }
 
 void Snapshots::save(Making& making, uint32_t id, Slot& slot, Extent extent) {
-  TransferPtr transfer = saves_.add(slot.storage, extent);
+  TransferPtr transfer = saves_.add(slot.held(), extent);
   transfer->soon = slot.changes > 1;
   making.saves.push_back({id, transfer, slot.changed});
   making.copied += extent.count;
-  state_.storages.note_saved(slot, extent, std::move(transfer));
+  if (slot.only_uploads()) {
+    slot.transfer = std::move(transfer);  // the next snapshot saves more of it
+  } else {
+    state_.storages.note_saved(slot, extent, std::move(transfer));
+  }
 }
 
 // Reverts the marks: a snapshot that was not finished has saved nothing. The main thread is parked.

@@ -170,8 +170,9 @@ void Storages::sweep() noexcept {
 void Storages::release(Slot& slot) noexcept {
   forget_saved(slot);
   if (slot.transfer && !slot.transfer->finished()) {
-    if (slot.storage) {
-      held_.push_back({std::move(slot.transfer), slot.charged, std::move(slot.share)});
+    if (slot.storage || slot.rewrite) {
+      held_.push_back(
+          {std::move(slot.transfer), slot.charged, std::move(slot.share), std::move(slot.rewrite)});
       slot.charged = 0;
     } else {
       slot.transfer->owner.drop(slot.transfer);
@@ -227,12 +228,12 @@ void Storages::free(uint32_t id) {
 const c10::Storage& Storages::use_raw(Slot& slot) {
   slot.used = position_;
   if (slot.storage) return slot.storage;
-  if (slot.transfer) {
+  if (slot.rewrite) {
+    finish(slot);
+  } else if (slot.transfer) {
     await_loaded(slot);
   } else if (slot.postponed) {
     compute(slot);
-  } else if (slot.rewrite) {
-    finish(slot);
   } else {
     take_memory(slot);
   }

@@ -56,8 +56,8 @@ struct Slot {
   c10::Storage storage;  // none before the first use
   std::shared_ptr<const std::string> cause;  // if lost: the operator that failed
   Extent saved;                              // where its bytes lie in the arena, until they change
-  // Without a storage: the transfer that loads it. With one: the transfer that saves it, unless
-  // finished.
+  // Without a storage: the transfer that loads it. With one, or with a rewrite that is an upload:
+  // the transfer that saves it, unless finished.
   TransferPtr transfer;
   uint64_t used = 0;     // position of the record that used it last
   uint64_t changed = 0;  // position of the record that changed it last
@@ -83,6 +83,8 @@ struct Slot {
   bool in_memory() const { return storage || transfer || postponed || rewrite; }
   // Where the current call finds its bytes.
   const c10::Storage& held() const { return rewrite ? rewrite->storage() : storage; }
+  // True if it has nothing but what it has uploaded so far: a snapshot can save that as it is.
+  bool only_uploads() const { return rewrite && rewrite->upload() && life == Life::lost; }
 };
 
 class Storages {
@@ -145,7 +147,7 @@ class Storages {
              const ContentName& name = {});
   // Requires use() before. Waits for the device.
   static void read(const Slot& slot, uint64_t offset, std::span<std::byte> into) {
-    copy_out(slot.storage, offset, into);
+    copy_out(slot.held(), offset, into);
   }
 
   c10::Device device() const { return device_; }
@@ -218,9 +220,10 @@ class Storages {
   void postpone(Slot& slot, std::shared_ptr<Postponed> call, uint32_t made, const ContentId& id);
   void bind_postponed(uint32_t id, uint64_t bytes, std::shared_ptr<Postponed> call, uint32_t made,
                       const ContentId& content);
-  // Executes all postponed calls of which something is left, and finishes all rewrites.
-  // `uploads`: also those of uploads, in which other sessions take part.
-  void settle(bool uploads = true);
+  // Executes all postponed calls of which something is left, and finishes all rewrites, or leaves
+  // those of uploads, in which other sessions take part: all, or what a snapshot can save.
+  enum class Leave : uint8_t { nothing, saveable, uploads };
+  void settle(Leave leave = Leave::nothing);
   // True if there is something to settle, apart from uploads.
   bool unsettled() const noexcept;
   // Bytes that it does not share with other sessions.
@@ -259,6 +262,7 @@ class Storages {
     TransferPtr transfer;
     uint64_t charged;
     Share share;
+    std::shared_ptr<Rewrite> upload;
   };
 
   uint64_t granted() const noexcept {
@@ -275,6 +279,7 @@ class Storages {
   void replace(Slot& slot);
   void compute(Slot& slot);
   void finish(Slot& slot);
+  void leave_upload(Slot& slot);
   bool fit(Slot& slot);
   void write_in_seat(Slot& slot, uint64_t offset, std::span<const std::byte> bytes,
                      const ContentName& name);

@@ -1,5 +1,6 @@
 // What several sessions upload at the same time, by one name: see Note [Shared uploads].
 #include "tests/worker/replicas/company.h"
+#include "worker/snapshot/tables.h"
 
 using namespace sing;
 using namespace sing::test;
@@ -34,6 +35,12 @@ struct Uploads {
       if (found[static_cast<size_t>(i)] != expected) return false;
     }
     return true;
+  }
+  // Lets a collective take the tensor.
+  void take(size_t rank) {
+    Writer record = read_payload(tensors[rank].id, 0, kBytes);
+    record.put(ContentName{9, rank});
+    EXPECT(seat[rank].host.request(RecordKind::read, record, kNamed | kLast).ok());
   }
   uint64_t unshared(size_t rank) { return seat[rank].host.session().state().storages.unshared(); }
 
@@ -111,9 +118,7 @@ TEST(uploads_into_what_a_collective_took_are_shared) {
   Uploads job(2);
   for (size_t rank = 0; rank < 2; ++rank) {
     job.tensors[rank] = job.seat[rank].constant(static_cast<float>(rank), kCount);
-    Writer record = read_payload(job.tensors[rank].id, 0, kBytes);
-    record.put(ContentName{9, rank});
-    EXPECT(job.seat[rank].host.request(RecordKind::read, record, kNamed | kLast).ok());
+    job.take(rank);
   }
   for (int64_t number = 0; number < kPieces; ++number) {
     for (size_t rank = 0; rank < 2; ++rank) job.piece(rank, number);
@@ -139,6 +144,66 @@ TEST(uploads_in_progress_are_in_snapshots) {
   job.piece(0, 3);
   EXPECT(job.has(0, kPieces, 0));
   close(snapshot);
+}
+
+TEST(uploads_into_what_a_collective_took_are_saved_where_they_are) {
+  Uploads job(2);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    job.tensors[rank] = job.seat[rank].constant(static_cast<float>(rank), kCount);
+    job.take(rank);
+  }
+  for (size_t rank = 0; rank < 2; ++rank) job.piece(rank, 0);
+  for (int64_t number = 1; number < kPieces; ++number) job.piece(0, number);
+  Host& host = job.seat[1].host;
+  std::vector<int> snapshots;
+  for (int64_t number = 1; number < kPieces; ++number) {
+    snapshots.push_back(host.snapshot());
+    EXPECT_EQ(job.unshared(1), uint64_t{0});
+    job.piece(1, number);
+  }
+  EXPECT_EQ(job.seat.figures().bytes_shared, kBytes);
+  job.seat[0].scale({job.tensors[0]}, 2);
+  EXPECT_EQ(job.seat[0].host.values(job.tensors[0])[0], 8.0f);
+  for (const int snapshot : snapshots) {
+    host.stop();
+    host.start(snapshot);  // executes the other pieces again
+    EXPECT(job.has(1, kPieces, 0));
+    close(snapshot);
+  }
+}
+
+TEST(uploads_are_not_changed_while_a_snapshot_saves_them) {
+  for (const bool freed : {false, true}) {
+    Uploads job(2);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      job.tensors[rank] = job.seat[rank].constant(static_cast<float>(rank), kCount);
+      job.take(rank);
+      job.piece(rank, 0);
+    }
+    for (int64_t number = 1; number < kPieces; ++number) job.piece(0, number);
+    Host& host = job.seat[1].host;
+    // Nothing is copied yet.
+    const Taken taken = host.session().snapshot(Manner::beside, [&] {
+      if (freed) {
+        host.free(job.tensors[1].id);
+      } else {
+        for (int64_t number = 1; number < kPieces; ++number) job.piece(1, number);
+        job.seat[1].scale({job.tensors[1]}, 3);
+      }
+      host.wait_consumed();
+      job.seat[0].scale({job.tensors[0]}, 2);
+      job.seat[0].host.wait_consumed();
+    });
+    const File file(taken.fd);
+    const Snapshot snapshot = read_snapshot(file.fd(), file_bytes(host.arena()));
+    EXPECT_EQ(snapshot.extents.size(), size_t{1});
+    EXPECT_EQ(snapshot.extents[0].count, kPiece * sizeof(float));
+    std::vector<float> saved(kPiece);
+    Arena(host.arena()).read(snapshot.extents[0].offset, std::as_writable_bytes(std::span(saved)));
+    for (const float each : saved) EXPECT_EQ(each, 4.0f);
+    EXPECT_EQ(job.seat[0].host.values(job.tensors[0])[0], 8.0f);
+    if (!freed) EXPECT_EQ(host.values(job.tensors[1])[0], 12.0f);
+  }
 }
 
 TEST(uploads_of_other_bytes_by_one_name_stop_the_session) {
