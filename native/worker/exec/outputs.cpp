@@ -326,6 +326,28 @@ std::vector<c10::Storage> results_of(const Call& call, const ExpectedReturns& ex
   return storages;
 }
 
+void describe(const ExpectedReturns& expected, Writer& answer) {
+  for (const ExpectedReturns::Return& one : expected.returns) {
+    const auto items = expected.of(one).first(one.list ? one.count : 1);
+    if (one.list) {
+      answer.put(Tag::list);
+      answer.put<uint32_t>(one.count);
+    }
+    for (const Expected& item : items) {
+      if (item.kind == Kind::none) {
+        answer.put(Tag::none);
+        continue;
+      }
+      const Geometry& to = item.geometry;
+      answer.put(Tag::tensor);
+      answer.put<uint32_t>(item.id);
+      answer.put<uint64_t>(item.bytes);
+      put_geometry(answer, to.dtype, to.sizes, to.strides, to.offset, marks_of(to));
+    }
+  }
+  answer.put<uint32_t>(0);  // no operand has another geometry
+}
+
 void bind_and_describe(State& state, const Call& call, const ExpectedReturns& expected,
                        Writer& answer) {
   static const Expected unnumbered;

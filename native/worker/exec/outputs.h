@@ -67,5 +67,7 @@ std::vector<c10::Storage> results_of(const Call& call, const ExpectedReturns& ex
 // Binds results of unknown geometry and describes them for the answer.
 void bind_and_describe(State& state, const Call& call, const ExpectedReturns& expected,
                        Writer& answer);
+// The same for results that are known, and have storages of their own.
+void describe(const ExpectedReturns& expected, Writer& answer);
 
 }  // namespace sing

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "worker/replicas/rendezvous.h"
+#include "worker/replicas/requested.h"
 #include "worker/replicas/upload.h"
 #include "worker/state/storages.h"
 
@@ -17,7 +18,10 @@ constexpr unsigned kThreadsMax = 4;
 
 }  // namespace
 
-Replicas::Replicas(Hash hash) : hash_(hash), rendezvous_(std::make_unique<Rendezvous>(*this)) {}
+Replicas::Replicas(Hash hash)
+    : hash_(hash),
+      requested_(std::make_unique<Requested>()),
+      rendezvous_(std::make_unique<Rendezvous>(*this)) {}
 
 Replicas::~Replicas() = default;
 

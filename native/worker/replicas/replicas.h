@@ -55,6 +55,7 @@ namespace sing {
 
 class Rendezvous;
 class Replicas;
+class Requested;
 class Upload;
 
 // One owner of a version.
@@ -122,6 +123,8 @@ class Replicas {
   void leave(uint32_t session) noexcept;
   // Where sessions that have turns meet.
   Rendezvous& rendezvous() noexcept { return *rendezvous_; }
+  // What their requests have returned.
+  Requested& requested() noexcept { return *requested_; }
   // Returns a share of the version with that id for a session; empty if there is none, or the
   // session owns it already. `id` becomes the first id of the version.
   Share find(ContentId& id, uint32_t session);
@@ -215,6 +218,7 @@ class Replicas {
   uint64_t executed_count_ = 0;
   uint64_t count_ = 0;
   uint64_t bytes_shared_ = 0;
+  const std::unique_ptr<Requested> requested_;
   const std::unique_ptr<Rendezvous> rendezvous_;  // leaves versions when it ends
 };
 

@@ -29,16 +29,6 @@ bool fills(const Geometry& geometry, uint64_t bytes) {
   return true;
 }
 
-Geometry geometry_of(const at::Tensor& tensor) {
-  Geometry geometry;
-  geometry.dtype = tensor.scalar_type();
-  geometry.flags = tensor_flags(tensor);
-  geometry.offset = tensor.storage_offset();
-  geometry.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  geometry.strides.assign(tensor.strides().begin(), tensor.strides().end());
-  return geometry;
-}
-
 // True if all operands of one element of the lists have one shape, or are numbers, and all have
 // floating dtypes, one for each element.
 bool fit_by_elements(const Call& call) {
@@ -59,15 +49,6 @@ bool fit_by_elements(const Call& call) {
 // Marks the place of an operand's storage when it was added to what the call makes.
 constexpr uint32_t kAdded = uint32_t{1} << 31;
 uint32_t place_of(const Slot& slot) { return slot.place & ~kAdded; }
-
-// False if an operator has returned one storage as several results, which then change together.
-bool has_own_storage(const Slot& slot) {
-  constexpr size_t kUsers = 2;  // the slot and the result
-  return slot.storage.use_count() <= kUsers;
-}
-
-// Numbers a result, in the same way whether the client knew its geometry or not.
-uint64_t number_of(size_t which, size_t item) { return which << 32 | item; }
 
 }  // namespace
 
@@ -192,7 +173,7 @@ ContentId Splicing::operand_id(uint32_t operand, uint64_t bytes) const {
 }
 
 bool Splicing::find(const CallRecordView& record, Call& call) {
-  if (record.is_request() || !whole_ || made_.empty()) return false;
+  if (!whole_ || made_.empty()) return false;
   ids_.clear();
   shares_.clear();
   for (const Made& one : made_) ids_.push_back(one.id);
@@ -206,6 +187,7 @@ bool Splicing::find(const CallRecordView& record, Call& call) {
     if (postponed_) return true;
   }
   shares_.clear();
+  if (record.is_request()) forget_expected();
   return false;
 }
 
@@ -411,30 +393,6 @@ bool Splicing::are_distinct(const ExpectedReturns& expected) {
     if (std::exchange(slots[item.id].call, calls_) == calls_) return false;
   }
   return true;
-}
-
-void Splicing::note_requested(const CallRecordView& record, const Call& call) {
-  Storages& storages = state_.storages;
-  const auto note_one = [&](const Expected& item, uint64_t number, const at::Tensor& tensor) {
-    if (item.kind != Expected::Kind::tensor || item.id >= storages.all().size()) return;
-    if (!tensor.defined() || tensor.layout() != c10::kStrided) return;
-    Slot& slot = storages.all()[item.id];
-    if (!slot.storage || !slot.storage.is_alias_of(tensor.storage())) return;
-    const auto id = result_id(number, geometry_of(tensor), slot.bytes);
-    if (id && has_own_storage(slot)) storages.note_content(slot, *id);
-  };
-  for (size_t i = 0; i < record.expected.returns.size(); ++i) {
-    const auto items = record.expected.of(record.expected.returns[i]);
-    const c10::IValue& result = call.stack[i];
-    if (!record.expected.returns[i].list) {
-      if (!items.empty()) note_one(items[0], number_of(i, 0), tensor_of(result));
-    } else if (is_tensor_list(result)) {
-      const auto results = result.toListRef();
-      for (size_t k = 0; k < std::min(results.size(), items.size()); ++k) {
-        note_one(items[k], number_of(i, k), tensor_of(results[k]));
-      }
-    }
-  }
 }
 
 // Executes the call on copies of its operands, and compares.

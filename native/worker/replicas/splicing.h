@@ -38,6 +38,9 @@ class Splicing {
   // Derives the contents of the results. Returns false if they are unknown. To be called before the
   // operands are materialised.
   bool derive(const CallRecordView& record, const Call& call, bool deterministic);
+  // After that, for a request: fills in what it returns, if that is known. See Note [Requests] in
+  // requested.h.
+  bool expect(ExpectedReturns& expected);
   // After that: returns true if there are versions of all results, or the call is postponed. It is
   // then not to be executed, but its results to be placed.
   bool find(const CallRecordView& record, Call& call);
@@ -76,10 +79,18 @@ class Splicing {
   bool put_aliases(const ExpectedReturns& expected);
   std::optional<ContentId> result_id(uint64_t number, const Geometry& geometry,
                                      uint64_t bytes) const;
+  // Numbers a result, in the same way whether the client knew its geometry or not.
+  static uint64_t number_of(size_t which, size_t item) noexcept { return which << 32 | item; }
+  // False if an operator has returned one storage as several results, which then change together.
+  static bool has_own_storage(const Slot& slot) {
+    constexpr size_t kUsers = 2;  // the slot and the result
+    return slot.storage.use_count() <= kUsers;
+  }
   ContentId operand_id(uint32_t operand, uint64_t bytes) const;
   Rendezvous::Outcome outcome_of(const CallRecordView& record, const Call& call);
   bool rehearse(const CallRecordView& record, const Call& call);
   bool are_distinct(const ExpectedReturns& expected);
+  void forget_expected();
   void note_requested(const CallRecordView& record, const Call& call);
   std::shared_ptr<Postponed> postpone(const CallRecordView& record, const Call& call);
   void check(const CallRecordView& record, const Call& call);

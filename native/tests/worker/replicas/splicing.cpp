@@ -219,6 +219,58 @@ TEST(splicing_knows_results_of_requests) {
   for (size_t i = 0; i < 2; ++i) EXPECT_EQ(seat[i].value(results[i]), 15.0f);
 }
 
+TEST(splicing_answers_requests_that_others_have_made) {
+  Company seat(3);
+  const uint32_t sqrt = seat[0].host.define("aten::_foreach_sqrt");
+  for (size_t i = 1; i < 3; ++i) seat[i].host.define("aten::_foreach_sqrt");
+  std::vector<Tensor> operands, results;
+  std::vector<Bytes> answers;
+  seat.each([&](Rank& rank) {
+    const Tensor a = rank.constant(4), b = rank.constant(9);
+    operands.push_back(a);
+    const uint32_t id = rank.host.next_id();
+    const uint32_t other = rank.host.next_id();
+    CallRecord call(sqrt, 1, 1);
+    call.tensors({a, b});
+    call.writer().put(Tag::list);
+    call.writer().put<uint32_t>(2);
+    call.writer().put<uint32_t>(id);
+    call.writer().put<uint32_t>(other);
+    const Answer answer = rank.host.request_recorded(call);
+    EXPECT(answer.ok());
+    answers.push_back(answer.bytes);
+    results.push_back({id, {Rank::kCount}});
+    // The first one overwrites its results, and later the operand, before the next one comes.
+    if (results.size() == 1) rank.scale({results[0]}, 10);
+    rank.host.wait_consumed();
+    if (results.size() == 2) rank.scale({a}, 0);
+    EXPECT_EQ(rank.value({other, {Rank::kCount}}), 3.0f);
+  });
+  EXPECT(answers[1] == answers[0]);
+  EXPECT(answers[2] == answers[0]);
+  EXPECT_EQ(seat.figures().postponed, uint64_t{2});
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(seat[i].value(results[i]), i == 0 ? 20.0f : 2.0f);
+}
+
+TEST(splicing_answers_requests_that_change_operands) {
+  Company seat(2);
+  std::vector<Tensor> sums;
+  seat.each([&](Rank& rank) {
+    const uint32_t add = rank.host.define("aten::add_", "Tensor");
+    const Tensor a = rank.constant(3), b = rank.constant(5);
+    CallRecord call(add, 3, 1);
+    call.tensor(a).tensor(b).integer(1).returns_nothing();
+    const Answer answer = rank.host.request_call(call);
+    EXPECT(answer.ok());
+    sums.push_back(a);
+    if (sums.size() == 1) rank.scale({a}, 10);
+    rank.host.wait_consumed();
+  });
+  EXPECT_EQ(seat.figures().postponed, uint64_t{1});
+  EXPECT_EQ(seat[0].value(sums[0]), 80.0f);
+  EXPECT_EQ(seat[1].value(sums[1]), 8.0f);
+}
+
 TEST(splicing_reports_failures_of_each_rank) {
   Company seat(2);
   seat.each([&](Rank& rank) {
