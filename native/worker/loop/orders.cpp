@@ -35,6 +35,11 @@ bool Orders::leaves() {
   return !end_ && open_ && !allowed();
 }
 
+bool Orders::pauses() {
+  std::lock_guard lock(mutex_);
+  return !end_ && allowed() && works_ != 0;
+}
+
 bool Orders::obey(const std::function<void(bool)>& resumed, std::chrono::nanoseconds pause,
                   std::function<void()> rests) {
   std::unique_lock lock(mutex_);

@@ -32,6 +32,8 @@ class Orders {
   bool pending() const noexcept { return pending_.load(std::memory_order_relaxed); }
   // True if the gate is open but the lease is not given: another session may have the device now.
   bool leaves();
+  // True if the main thread is to park only for other threads' work.
+  bool pauses();
   // Parks while execution is not allowed or other threads' work runs. Returns false if the run is
   // to end; otherwise, before others see that it continues, calls `resumed`, with true if it was
   // parked only for their work. Calls `rests` once no order has come for `pause`.

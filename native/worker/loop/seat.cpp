@@ -12,6 +12,8 @@ namespace {
 // Interval at which the executor looks whether an interrupted turn can continue, when no other turn
 // changes that.
 constexpr std::chrono::milliseconds kLook{10};
+// How long it waits for a session that returns.
+constexpr std::chrono::milliseconds kReturns{20};
 
 }  // namespace
 
@@ -23,9 +25,10 @@ void Seat::serve() {
     if (last_ == &turn->orders) left_ns_ = 0;
     last_ = &turn->orders;
     lock.unlock();
-    bool interrupted = false;
+    bool interrupted = false, returns = false;
     try {
       interrupted = turn->member.carry_out();
+      returns = !interrupted && turn->member.returns();
     } catch (...) {
       turn->failure = std::current_exception();
     }
@@ -37,14 +40,35 @@ void Seat::serve() {
       interrupted_.push_back(turn);
     } else {
       over_ = turn;
+      returns_ = returns;
     }
     count_waiting();
     left_ns_ = wanted() ? left_ns : 0;
   }
 }
 
+// Waits until the last session returns; null if it does not.
+Seat::Turn* Seat::returned(std::unique_lock<std::mutex>& lock) {
+  let_go(over_);
+  const auto end = std::chrono::steady_clock::now() + kReturns;
+  auto found = waiting_.end();
+  changed_.wait_until(lock, end, [&] {
+    found = std::ranges::find(waiting_, last_, [](Turn* turn) { return &turn->orders; });
+    return found != waiting_.end() || last_ == nullptr || ended_;
+  });
+  returns_ = false;
+  if (found == waiting_.end()) return nullptr;
+  Turn* turn = *found;
+  waiting_.erase(found);
+  count_waiting();
+  return turn;
+}
+
 // Waits for a turn that can begin or continue; returns null at the end.
 Seat::Turn* Seat::next(std::unique_lock<std::mutex>& lock) {
+  if (returns_) {
+    if (Turn* turn = returned(lock)) return turn;
+  }
   while (true) {
     const auto ready = std::find_if(interrupted_.begin(), interrupted_.end(),
                                     [](Turn* turn) { return turn->member.ready(); });
@@ -119,7 +143,10 @@ void Seat::take_turn(Orders& orders, Member& member) {
     std::erase(waiting_, &turn);
     count_waiting();
   }
-  if (last_ == &orders && orders.ended()) last_ = nullptr;
+  if (last_ == &orders && orders.ended()) {
+    last_ = nullptr;
+    changed_.notify_all();
+  }
   if (turn.failure) std::rethrow_exception(turn.failure);
 }
 

@@ -14,7 +14,8 @@
 // one would take as much besides. That a thread of the program waits for peers, as DDP's does while
 // the backward pass continues, does not end a turn in the middle. A program that has its answer and
 // holds nothing gives up its turn at once: the others come to the same place, and free what they
-// have from the step before.
+// have from the step before. A session that parks for a moment, as its snapshot begins, is waited
+// for, too, if it holds memory.
 #pragma once
 
 #include <atomic>
@@ -56,6 +57,9 @@ class Seat {
     // Returns true if it was interrupted: it is to be continued when it is ready.
     virtual bool carry_out() = 0;
     virtual bool ready() = 0;
+    // True if its turn, which has just ended, is to continue before others have theirs: it is to
+    // park for a moment only.
+    virtual bool returns() = 0;
     // It may give up a version that the present turn changes: see Note [Ahead] in ahead.h. To be
     // called while its turn has not begun, or is interrupted.
     virtual void give_up(const ContentId& version) = 0;
@@ -97,6 +101,7 @@ class Seat {
   };
   void let_go(Turn*& turn) noexcept;
   Turn* next(std::unique_lock<std::mutex>& lock);
+  Turn* returned(std::unique_lock<std::mutex>& lock);
   void count_waiting() noexcept;
 
   Helpers helpers_;
@@ -108,6 +113,7 @@ class Seat {
   Turn* over_ = nullptr;                  // the last turn, while its session's thread still waits
   std::atomic<size_t> waiting_count_{0};  // of both
   const Orders* last_ = nullptr;
+  bool returns_ = false;  // the last one
   uint64_t left_ns_ = 0;  // when the last turn ended, if another one waited; 0: none did
   std::atomic<uint64_t> switches_{0};
   std::atomic<uint64_t> switch_ns_{0};

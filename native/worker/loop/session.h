@@ -108,6 +108,7 @@ class Session : private Seat::Member {
   bool execute_some();
   void take_turns();
   bool carry_out() override;
+  bool returns() override;
   bool ready() override { return orders_.pending() || executor_.ready(); }
   void give_up(const ContentId& version) override;
   bool rests() const;
@@ -161,6 +162,7 @@ class Session : private Seat::Member {
   uint64_t dry_since_ns_ = 0;        // in its turn: when the log's end was reached; 0: it is not
   uint64_t answered_ = UINT64_MAX;   // position after the last request
   uint64_t began_with_ = 0;          // unshared memory when its turn began
+  bool returns_ = false;             // its turn is to continue
   uint64_t napped_at_ = UINT64_MAX;  // position at its last nap
   Exactness::Recovery recovery_;
   uint64_t diverged_before_ = 0;  // by earlier workers

@@ -114,7 +114,7 @@ bool Session::carry_out() {
     Executor& executor;
   } entered(executor_);
   dry_since_ns_ = 0;
-  began_with_ = state_.storages.unshared();
+  if (!std::exchange(returns_, false)) began_with_ = state_.storages.unshared();
   seat_->note_begun();
   while (!orders_.pending() || executor_.given()) {
     if (execute_some()) {
@@ -137,6 +137,9 @@ bool Session::holds() const {
 }
 
 // See Note [Turns] in seat.h.
+bool Session::returns() { return returns_ = orders_.pauses() && holds(); }
+
+// The same.
 bool Session::rests_after_answer() const {
   return answered_ == consumed_ && seat_->wanted() && !holds();
 }

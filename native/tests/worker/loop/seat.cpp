@@ -205,3 +205,27 @@ TEST(an_error_of_one_session_ends_only_that_one) {
   EXPECT(!seated[1].corruption().empty());
   EXPECT(seated[0].synchronize().ok());
 }
+
+TEST(a_session_that_holds_memory_keeps_its_turn_when_a_snapshot_begins) {
+  Seated seated(2);
+  seated.start();
+  Host& holder = seated[0];
+  const uint32_t mul = holder.define("aten::mul_", "Scalar");
+  const uint32_t normal = holder.define("aten::normal_");
+  const uint32_t other = seated[1].define("aten::normal_");
+  seated[1].wait_consumed();
+  for (int round = 0; round < 5; ++round) {
+    const Tensor held = draw(holder, normal, 1 << 20);
+    for (int i = 0; i < 300; ++i) {
+      holder.call(CallRecord(mul, 2, 1).tensor(held).real(0.5).returns_nothing());
+    }
+    const uint64_t end = holder.client().head.load();
+    draw(seated[1], other, 33);
+    while (seated.seat.waiting() == 0) sched_yield();
+    const File snapshot(holder.session().snapshot(Manner::beside).fd);
+    seated[1].wait_consumed();
+    EXPECT_EQ(holder.worker().consumed.load(), end);
+    holder.free(held.id);
+    holder.wait_consumed();
+  }
+}
