@@ -70,10 +70,14 @@ Seat::Turn* Seat::next(std::unique_lock<std::mutex>& lock) {
     if (Turn* turn = returned(lock)) return turn;
   }
   while (true) {
+    const auto asks = std::ranges::find_if(waiting_, &Turn::asks);
     const auto ready = std::find_if(interrupted_.begin(), interrupted_.end(),
                                     [](Turn* turn) { return turn->member.ready(); });
     Turn* turn = nullptr;
-    if (ready != interrupted_.end()) {
+    if (asks != waiting_.end()) {
+      turn = *asks;
+      waiting_.erase(asks);
+    } else if (ready != interrupted_.end()) {
       turn = *ready;
       interrupted_.erase(ready);
     } else if (!waiting_.empty()) {
@@ -98,6 +102,7 @@ Seat::Turn* Seat::next(std::unique_lock<std::mutex>& lock) {
 
 void Seat::count_waiting() noexcept {
   waiting_count_.store(waiting_.size() + interrupted_.size(), std::memory_order_seq_cst);
+  asking_.store(static_cast<size_t>(std::ranges::count_if(waiting_, &Turn::asks)));
 }
 
 void Seat::let_go(Turn*& turn) noexcept {
@@ -122,8 +127,8 @@ void Seat::note_begun() noexcept {
   let_go(over_);
 }
 
-void Seat::take_turn(Orders& orders, Member& member) {
-  Turn turn(orders, member);
+void Seat::take_turn(Orders& orders, Member& member, bool asks) {
+  Turn turn(orders, member, asks);
   std::unique_lock lock(mutex_);
   waiting_.push_back(&turn);
   count_waiting();

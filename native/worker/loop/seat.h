@@ -16,6 +16,10 @@
 // holds nothing gives up its turn at once: the others come to the same place, and free what they
 // have from the step before. A session that parks for a moment, as its snapshot begins, is waited
 // for, too, if it holds memory.
+//
+// A program that waits for an answer to its next record but a few does not wait for the step of
+// another rank: it has a turn in between. All ranks come to the place at which they free what they
+// have of the step before, although one of them is ahead.
 #pragma once
 
 #include <atomic>
@@ -71,7 +75,8 @@ class Seat {
   // --- the thread of a session ---
   // Has the executor carry out a turn, and waits until it has ended; rethrows its exception. If
   // orders come before it begins, it is not carried out.
-  void take_turn(Orders& orders, Member& member);
+  // `asks`: its program waits for the answer to one of the next records.
+  void take_turn(Orders& orders, Member& member, bool asks = false);
 
   // --- in a turn ---
   // To be called when everything is ready for its first record: the thread of the session before
@@ -80,6 +85,8 @@ class Seat {
   // Sessions that wait for their turns.
   size_t waiting() const noexcept { return waiting_count_.load(std::memory_order_seq_cst); }
   bool wanted() const noexcept { return waiting() != 0; }
+  // True if the present turn is to be interrupted for the answer to another program.
+  bool asked() const noexcept { return asking_.load(std::memory_order_relaxed) != 0; }
   // Sessions that wait for their turns may give up a version.
   void ask_owners(const ContentId& version);
 
@@ -90,9 +97,10 @@ class Seat {
  private:
   // Lives as long as its session's thread waits for `done`.
   struct Turn {
-    Turn(Orders& orders, Member& member) : orders(orders), member(member) {}
+    Turn(Orders& orders, Member& member, bool asks) : orders(orders), member(member), asks(asks) {}
     Orders& orders;
     Member& member;
+    const bool asks;
     std::condition_variable changed;  // wakes its session's thread
     bool begun = false;
     bool done = false;
@@ -112,6 +120,7 @@ class Seat {
   Turn* present_ = nullptr;
   Turn* over_ = nullptr;                  // the last turn, while its session's thread still waits
   std::atomic<size_t> waiting_count_{0};  // of both
+  std::atomic<size_t> asking_{0};         // of those that wait
   const Orders* last_ = nullptr;
   bool returns_ = false;  // the last one
   uint64_t left_ns_ = 0;  // when the last turn ended, if another one waited; 0: none did

@@ -294,7 +294,7 @@ void Session::drain(uint64_t end, uint64_t head) {
 }
 
 void Session::execute_records(uint64_t end, uint64_t head) {
-  while (consumed_ < end && (!orders_.pending() || executor_.given())) {
+  while (consumed_ < end && (!orders_.pending() || executor_.given()) && !yields()) {
     const uint64_t furthest = worker_->furthest.load(std::memory_order_relaxed);
     state_.storages.enforce(consumed_ >= furthest);
     const std::byte* at = log_.data() + consumed_ % capacity_;

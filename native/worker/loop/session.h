@@ -112,6 +112,8 @@ class Session : private Seat::Member {
   bool ready() override { return orders_.pending() || executor_.ready(); }
   void give_up(const ContentId& version) override;
   bool rests() const;
+  bool asks() const;
+  bool yields() const;
   bool holds() const;
   bool rests_after_answer() const;
   uint64_t patience() const;
@@ -157,12 +159,14 @@ class Session : private Seat::Member {
   std::atomic<uint64_t> awaited_{UINT64_MAX};  // the position for which replay() waits
   std::promise<void> reached_;
   uint64_t busy_ns_ = 0;
-  uint64_t preempted_ns_ = 0;        // when other threads last ran on its core while it spun
-  uint64_t requested_ns_ = 0;        // time of the client's last request
-  uint64_t dry_since_ns_ = 0;        // in its turn: when the log's end was reached; 0: it is not
-  uint64_t answered_ = UINT64_MAX;   // position after the last request
-  uint64_t began_with_ = 0;          // unshared memory when its turn began
-  bool returns_ = false;             // its turn is to continue
+  uint64_t preempted_ns_ = 0;       // when other threads last ran on its core while it spun
+  uint64_t requested_ns_ = 0;       // time of the client's last request
+  uint64_t dry_since_ns_ = 0;       // in its turn: when the log's end was reached; 0: it is not
+  uint64_t answered_ = UINT64_MAX;  // position after the last request
+  uint64_t began_with_ = 0;         // unshared memory when its turn began
+  bool in_turn_ = false;
+  bool continues_ = false;           // its next turn is to continue this one
+  uint32_t yielded_ = 0;             // how often its turn was interrupted for other programs
   uint64_t napped_at_ = UINT64_MAX;  // position at its last nap
   Exactness::Recovery recovery_;
   uint64_t diverged_before_ = 0;  // by earlier workers

@@ -23,6 +23,11 @@ constexpr uint64_t kHoldingInBackgroundNs = 5'000'000;
 
 constexpr uint32_t kProgramAwaits = 2;  // see ClientPage::awaiting_peers
 
+// A program that waits for the answer to one of so many records has a turn in that of another
+// session, which is interrupted so often.
+constexpr int kAsksMax = 4;
+constexpr uint32_t kYieldedMax = 64;
+
 // So many records of another session are looked at, which takes about a millisecond.
 constexpr uint64_t kAheadMax = 10'000;
 
@@ -52,7 +57,7 @@ void Session::take_turns() {
     give_back();
     if (client_->head.load(std::memory_order_acquire) != consumed_ ||
         consumed_ >= awaited_.load(std::memory_order_acquire)) {
-      seat_->take_turn(orders_, *this);
+      seat_->take_turn(orders_, *this, asks());
     } else {
       sleep();
     }
@@ -71,6 +76,25 @@ void Session::give_back() {
     execute_records(consumed_ + 1, head);
     if (consumed_ == before) return;  // there are orders
   }
+}
+
+// True if its program waits for the answer to one of the next records.
+bool Session::asks() const {
+  if (holds()) return false;
+  const uint64_t head = checked_head();
+  RecordHeader header{};
+  uint64_t at = consumed_;
+  for (int count = 0; at < head && count < kAsksMax; ++count) {
+    std::memcpy(&header, log_.data() + at % capacity_, sizeof(header));
+    if (!valid(header, head - at)) return false;
+    at += header.bytes;
+  }
+  return at == head && (header.flags & kRequest) != 0;
+}
+
+// True if the turn is to be interrupted for the answer to another program.
+bool Session::yields() const {
+  return in_turn_ && yielded_ < kYieldedMax && seat_->asked() && !executor_.given();
 }
 
 // True if it is not expected to execute anything soon.
@@ -109,17 +133,30 @@ bool Session::carry_out() {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::NoGradGuard no_grad;
   struct Entered {
-    explicit Entered(Executor& executor) : executor(executor) { executor.enter(); }
-    ~Entered() { executor.leave(); }
-    Executor& executor;
-  } entered(executor_);
+    explicit Entered(Session& session) : session(session) {
+      session.executor_.enter();
+      session.in_turn_ = true;
+    }
+    ~Entered() {
+      session.in_turn_ = false;
+      session.executor_.leave();
+    }
+    Session& session;
+  } entered(*this);
   dry_since_ns_ = 0;
-  if (!std::exchange(returns_, false)) began_with_ = state_.storages.unshared();
+  if (!std::exchange(continues_, false)) {
+    began_with_ = state_.storages.unshared();
+    yielded_ = 0;
+  }
   seat_->note_begun();
   while (!orders_.pending() || executor_.given()) {
     if (execute_some()) {
       dry_since_ns_ = 0;
-      if (executor_.waits() && !orders_.pending()) return true;
+      if (executor_.waits() && !orders_.pending()) return continues_ = true;
+      if (yields() && !orders_.pending()) {
+        ++yielded_;
+        return continues_ = true;
+      }
       if (rests_after_answer()) break;
     } else {
       helpers_.waited();
@@ -137,7 +174,7 @@ bool Session::holds() const {
 }
 
 // See Note [Turns] in seat.h.
-bool Session::returns() { return returns_ = orders_.pauses() && holds(); }
+bool Session::returns() { return continues_ = orders_.pauses() && holds(); }
 
 // The same.
 bool Session::rests_after_answer() const {

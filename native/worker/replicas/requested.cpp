@@ -28,8 +28,10 @@ bool has_other_geometry(const Operand& operand) {
           operand.tensor.storage_offset() != operand.geometry.offset);
 }
 
-bool is_like(const ExpectedReturns::Return& one, const ExpectedReturns::Return& other) {
-  return one.list == other.list && one.compound == other.compound && one.count == other.count;
+// A request has more numbers for a list than are needed.
+bool fits(const ExpectedReturns::Return& known, const ExpectedReturns::Return& numbers) {
+  return known.list == numbers.list && known.compound == numbers.compound &&
+         (known.list ? known.count <= numbers.count : known.count == numbers.count);
 }
 
 }  // namespace
@@ -58,13 +60,14 @@ void Splicing::forget_expected() {
 
 bool Splicing::expect(ExpectedReturns& expected) {
   const Requested::Results known = state_.storages.replicas()->requested().find(call_);
-  if (!known || !std::ranges::equal(known->returns, expected.returns, is_like)) return false;
+  if (!known || !std::ranges::equal(known->returns, expected.returns, fits)) return false;
   whole_ = true;
   for (size_t i = 0; i < expected.returns.size(); ++i) {
-    const auto& one = expected.returns[i];
+    auto& one = expected.returns[i];
+    one.count = known->returns[i].count;
     for (uint32_t k = 0; k < (one.list ? one.count : 1); ++k) {
       Expected& item = expected.items[one.first + k];
-      const Expected& result = known->items[one.first + k];
+      const Expected& result = known->items[known->returns[i].first + k];
       whole_ &= item.kind == result.kind;
       if (item.kind != Expected::Kind::tensor || !whole_) continue;
       item.bytes = result.bytes;
@@ -95,7 +98,7 @@ void Splicing::note_requested(const CallRecordView& record, const Call& call) {
     return true;
   };
   for (size_t i = 0; i < results.returns.size(); ++i) {
-    const auto& one = results.returns[i];
+    auto& one = results.returns[i];
     const auto items = std::span(results.items).subspan(one.first, one.count);
     const c10::IValue& result = call.stack[i];
     if (!one.list) {
@@ -104,8 +107,9 @@ void Splicing::note_requested(const CallRecordView& record, const Call& call) {
       known &= note_one(items[0], number_of(i, 0), tensor_of(result));
     } else if (is_tensor_list(result)) {
       const auto list = result.toListRef();
-      known &= list.size() == items.size();
-      for (size_t k = 0; k < std::min(list.size(), items.size()); ++k) {
+      known &= list.size() <= items.size();
+      one.count = static_cast<uint32_t>(std::min(list.size(), items.size()));
+      for (uint32_t k = 0; k < one.count; ++k) {
         known &= note_one(items[k], number_of(i, k), tensor_of(list[k]));
       }
     } else {

@@ -229,3 +229,44 @@ TEST(a_session_that_holds_memory_keeps_its_turn_when_a_snapshot_begins) {
     holder.wait_consumed();
   }
 }
+
+TEST(a_program_that_waits_for_an_answer_has_a_turn_in_that_of_another_session) {
+  Seated seated(2);
+  seated.start();
+  Host& computes = seated[0];
+  Host& asks = seated[1];
+  const uint32_t mul = computes.define("aten::mul_", "Scalar");
+  const uint32_t normal = computes.define("aten::normal_");
+  const Tensor asked = asks.upload({1, 2, 3}, {3});
+  asks.wait_consumed();
+  const Tensor held = draw(computes, normal, 1 << 20);
+  const auto drawn = computes.values(held);
+  for (int i = 0; i < 1000; ++i) {
+    computes.call(CallRecord(mul, 2, 1).tensor(held).real(i % 2 == 0 ? 0.5 : 2).returns_nothing());
+  }
+  const uint64_t end = computes.client().head.load();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(asks.values(asked)[2], 3.0f);
+  EXPECT(computes.worker().consumed.load() < end);
+  EXPECT_EQ(computes.values(held), drawn);
+}
+
+TEST(a_program_that_asks_for_much_waits_for_its_turn) {
+  Seated seated(2);
+  seated.start();
+  Host& computes = seated[0];
+  Host& asks = seated[1];
+  const uint32_t mul = computes.define("aten::mul_", "Scalar");
+  const uint32_t other = asks.define("aten::mul_", "Scalar");
+  const Tensor held = draw(computes, computes.define("aten::normal_"), 1 << 20);
+  const Tensor asked = asks.upload({1, 2, 3}, {3});
+  asks.wait_consumed();
+  for (int i = 0; i < 300; ++i) {
+    computes.call(CallRecord(mul, 2, 1).tensor(held).real(1).returns_nothing());
+  }
+  const uint64_t end = computes.client().head.load();
+  for (int i = 0; i < 10; ++i) {
+    asks.call(CallRecord(other, 2, 1).tensor(asked).real(2).returns_nothing());
+  }
+  EXPECT_EQ(asks.values(asked)[0], 1024.0f);
+  EXPECT_EQ(computes.worker().consumed.load(), end);
+}

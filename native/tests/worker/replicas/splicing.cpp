@@ -233,9 +233,8 @@ TEST(splicing_answers_requests_that_others_have_made) {
     CallRecord call(sqrt, 1, 1);
     call.tensors({a, b});
     call.writer().put(Tag::list);
-    call.writer().put<uint32_t>(2);
-    call.writer().put<uint32_t>(id);
-    call.writer().put<uint32_t>(other);
+    call.writer().put<uint32_t>(3);  // one more than needed
+    for (const uint32_t each : {id, other, rank.host.next_id()}) call.writer().put<uint32_t>(each);
     const Answer answer = rank.host.request_recorded(call);
     EXPECT(answer.ok());
     answers.push_back(answer.bytes);
