@@ -127,8 +127,8 @@ void Seat::note_begun() noexcept {
   let_go(over_);
 }
 
-void Seat::take_turn(Orders& orders, Member& member, bool asks) {
-  Turn turn(orders, member, asks);
+void Seat::take_turn(Orders& orders, Member& member) {
+  Turn turn(orders, member);
   std::unique_lock lock(mutex_);
   waiting_.push_back(&turn);
   count_waiting();
@@ -156,6 +156,13 @@ void Seat::take_turn(Orders& orders, Member& member, bool asks) {
 }
 
 // The threads of these sessions stay in take_turn() meanwhile.
+void Seat::look() {
+  const std::lock_guard lock(mutex_);
+  for (Turn* turn : waiting_) turn->asks = turn->member.asks();
+  count_waiting();
+}
+
+// The same.
 void Seat::ask_owners(const ContentId& version) {
   const std::lock_guard lock(mutex_);
   for (Turn* turn : waiting_) turn->member.give_up(version);

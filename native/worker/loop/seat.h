@@ -61,6 +61,9 @@ class Seat {
     // Returns true if it was interrupted: it is to be continued when it is ready.
     virtual bool carry_out() = 0;
     virtual bool ready() = 0;
+    // True if its program waits for the answer to one of the next records. To be called while its
+    // turn has not begun.
+    virtual bool asks() = 0;
     // True if its turn, which has just ended, is to continue before others have theirs: it is to
     // park for a moment only.
     virtual bool returns() = 0;
@@ -75,8 +78,7 @@ class Seat {
   // --- the thread of a session ---
   // Has the executor carry out a turn, and waits until it has ended; rethrows its exception. If
   // orders come before it begins, it is not carried out.
-  // `asks`: its program waits for the answer to one of the next records.
-  void take_turn(Orders& orders, Member& member, bool asks = false);
+  void take_turn(Orders& orders, Member& member);
 
   // --- in a turn ---
   // To be called when everything is ready for its first record: the thread of the session before
@@ -85,8 +87,10 @@ class Seat {
   // Sessions that wait for their turns.
   size_t waiting() const noexcept { return waiting_count_.load(std::memory_order_seq_cst); }
   bool wanted() const noexcept { return waiting() != 0; }
-  // True if the present turn is to be interrupted for the answer to another program.
+  // True if the present turn is to be interrupted for the answer to another program; as it was when
+  // look() was called, or when that one began to wait.
   bool asked() const noexcept { return asking_.load(std::memory_order_relaxed) != 0; }
+  void look();
   // Sessions that wait for their turns may give up a version.
   void ask_owners(const ContentId& version);
 
@@ -97,10 +101,10 @@ class Seat {
  private:
   // Lives as long as its session's thread waits for `done`.
   struct Turn {
-    Turn(Orders& orders, Member& member, bool asks) : orders(orders), member(member), asks(asks) {}
+    Turn(Orders& orders, Member& member) : orders(orders), member(member), asks(member.asks()) {}
     Orders& orders;
     Member& member;
-    const bool asks;
+    bool asks;
     std::condition_variable changed;  // wakes its session's thread
     bool begun = false;
     bool done = false;

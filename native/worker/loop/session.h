@@ -108,12 +108,12 @@ class Session : private Seat::Member {
   bool execute_some();
   void take_turns();
   bool carry_out() override;
+  bool asks() override;
   bool returns() override;
   bool ready() override { return orders_.pending() || executor_.ready(); }
   void give_up(const ContentId& version) override;
   bool rests() const;
-  bool asks() const;
-  bool yields() const;
+  bool yields();
   bool holds() const;
   bool rests_after_answer() const;
   uint64_t patience() const;
@@ -164,8 +164,10 @@ class Session : private Seat::Member {
   uint64_t dry_since_ns_ = 0;       // in its turn: when the log's end was reached; 0: it is not
   uint64_t answered_ = UINT64_MAX;  // position after the last request
   uint64_t began_with_ = 0;         // unshared memory when its turn began
+  uint64_t began_resident_ = 0;     // and all of it
   bool in_turn_ = false;
   bool continues_ = false;           // its next turn is to continue this one
+  uint64_t looked_ns_ = 0;           // when it looked for other programs that wait
   uint32_t yielded_ = 0;             // how often its turn was interrupted for other programs
   uint64_t napped_at_ = UINT64_MAX;  // position at its last nap
   Exactness::Recovery recovery_;

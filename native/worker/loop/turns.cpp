@@ -57,7 +57,7 @@ void Session::take_turns() {
     give_back();
     if (client_->head.load(std::memory_order_acquire) != consumed_ ||
         consumed_ >= awaited_.load(std::memory_order_acquire)) {
-      seat_->take_turn(orders_, *this, asks());
+      seat_->take_turn(orders_, *this);
     } else {
       sleep();
     }
@@ -79,8 +79,8 @@ void Session::give_back() {
 }
 
 // True if its program waits for the answer to one of the next records.
-bool Session::asks() const {
-  if (holds()) return false;
+bool Session::asks() {
+  if (state_.storages.resident() > began_resident_ + kHoldingBytes) return false;
   const uint64_t head = checked_head();
   RecordHeader header{};
   uint64_t at = consumed_;
@@ -93,8 +93,13 @@ bool Session::asks() const {
 }
 
 // True if the turn is to be interrupted for the answer to another program.
-bool Session::yields() const {
-  return in_turn_ && yielded_ < kYieldedMax && seat_->asked() && !executor_.given();
+bool Session::yields() {
+  if (!in_turn_ || yielded_ >= kYieldedMax || !seat_->wanted() || executor_.given()) return false;
+  if (const uint64_t now = coarse_ns(); now != looked_ns_) {
+    looked_ns_ = now;
+    seat_->look();
+  }
+  return seat_->asked();
 }
 
 // True if it is not expected to execute anything soon.
@@ -143,20 +148,21 @@ bool Session::carry_out() {
     }
     Session& session;
   } entered(*this);
-  dry_since_ns_ = 0;
   if (!std::exchange(continues_, false)) {
+    dry_since_ns_ = 0;
     began_with_ = state_.storages.unshared();
+    began_resident_ = state_.storages.resident();
     yielded_ = 0;
   }
   seat_->note_begun();
   while (!orders_.pending() || executor_.given()) {
+    if (yields()) {
+      ++yielded_;
+      return continues_ = true;
+    }
     if (execute_some()) {
       dry_since_ns_ = 0;
       if (executor_.waits() && !orders_.pending()) return continues_ = true;
-      if (yields() && !orders_.pending()) {
-        ++yielded_;
-        return continues_ = true;
-      }
       if (rests_after_answer()) break;
     } else {
       helpers_.waited();

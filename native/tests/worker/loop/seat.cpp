@@ -220,7 +220,8 @@ TEST(a_session_that_holds_memory_keeps_its_turn_when_a_snapshot_begins) {
       holder.call(CallRecord(mul, 2, 1).tensor(held).real(0.5).returns_nothing());
     }
     const uint64_t end = holder.client().head.load();
-    draw(seated[1], other, 33);
+    while (!holder.worker().memory_resident.load()) sched_yield();  // its turn has begun
+    for (int i = 0; i < 10; ++i) draw(seated[1], other, 33);
     while (seated.seat.waiting() == 0) sched_yield();
     const File snapshot(holder.session().snapshot(Manner::beside).fd);
     seated[1].wait_consumed();
@@ -248,6 +249,26 @@ TEST(a_program_that_waits_for_an_answer_has_a_turn_in_that_of_another_session) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(asks.values(asked)[2], 3.0f);
   EXPECT(computes.worker().consumed.load() < end);
   EXPECT_EQ(computes.values(held), drawn);
+}
+
+TEST(a_program_that_asks_later_than_it_waits_has_such_a_turn) {
+  Seated seated(2);
+  seated.start();
+  Host& computes = seated[0];
+  Host& asks = seated[1];
+  const uint32_t mul = computes.define("aten::mul_", "Scalar");
+  const uint32_t other = asks.define("aten::mul_", "Scalar");
+  const Tensor held = draw(computes, computes.define("aten::normal_"), 1 << 20);
+  const Tensor asked = asks.upload({1, 2, 3}, {3});
+  asks.wait_consumed();
+  for (int i = 0; i < 1000; ++i) {
+    computes.call(CallRecord(mul, 2, 1).tensor(held).real(1).returns_nothing());
+  }
+  const uint64_t end = computes.client().head.load();
+  asks.call(CallRecord(other, 2, 1).tensor(asked).real(2).returns_nothing());
+  while (seated.seat.waiting() == 0) sched_yield();
+  EXPECT_EQ(asks.values(asked)[2], 6.0f);
+  EXPECT(computes.worker().consumed.load() < end);
 }
 
 TEST(a_program_that_asks_for_much_waits_for_its_turn) {

@@ -90,6 +90,7 @@ class Occupied : private Seat::Member {
     return false;
   }
   bool ready() override { return true; }
+  bool asks() override { return false; }
   bool returns() override { return false; }
   void give_up(const ContentId&) override {}
 
