@@ -106,8 +106,8 @@ class Scale:
         Notebooks that start at the same time, and seconds for which they run cells.
     hostile : tuple of (float, int, int or None)
         Seconds of each attack by another user, rounds, and number of attacks; None: all.
-    jobs : tuple of (int, int)
-        Steps of each job of several ranks, and the most ranks.
+    jobs : tuple of (int, tuple)
+        Steps of each job of several ranks, and where they run.
     job_memory : tuple of (int, int)
         Ranks of the job whose memory is measured, and the width of its model.
     resized : tuple of int
@@ -128,7 +128,7 @@ class Scale:
     packing: tuple[float, float] = (20.0, 20.0)
     crowd: tuple[int, float] = (8, 60.0)
     hostile: tuple[float, int, int | None] = (2.0, 2, None)
-    jobs: tuple[int, int] = (60, 4)
+    jobs: tuple[int, jobs.Places] = (60, jobs.PLACES)
     job_memory: tuple[int, int] = (4, 4096)
     resized: tuple[int, ...] = (64, 256)
     compilations: int = 3
@@ -147,7 +147,7 @@ SMALL = Scale(
     packing=(0.5, 1.0),
     crowd=(2, 1.0),
     hostile=(0.2, 1, 1),
-    jobs=(2, 2),
+    jobs=(2, ((1, 1), (2, 1))),
     job_memory=(2, 512),
     resized=(1,),
     compilations=1,

@@ -21,7 +21,8 @@ from kernelproxy.common.paths import runtime_dir
 PROGRAM = Path(__file__).with_name("rank.py")
 SING = [sys.executable, "-m", "jupyter_sing.cli"]
 #: Ranks, and devices on which they run.
-PLACES = ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1))
+Places = tuple[tuple[int, int], ...]
+PLACES: Places = ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1))
 
 #: What a process of several sessions logs: microseconds of a switch, calls that were not executed,
 #: or only later, and the most memory that their tensors took.
@@ -96,8 +97,8 @@ class JobMemory:
         return 5 * self.parameters + self.activations
 
 
-def measure_jobs(daemon: Daemon, steps: int, ranks_max: int) -> Iterator[JobSteps]:
-    """Measure `PLACES`; just before, a job of one rank, and plain torch for each number of ranks.
+def measure_jobs(daemon: Daemon, steps: int, places: Places) -> Iterator[JobSteps]:
+    """Measure jobs; just before, a job of one rank, and plain torch for each number of ranks.
 
     Parameters
     ----------
@@ -105,14 +106,12 @@ def measure_jobs(daemon: Daemon, steps: int, ranks_max: int) -> Iterator[JobStep
         See `Daemon`.
     steps : int
         Number of steps that are measured.
-    ranks_max : int
-        Leaves out larger jobs.
+    places : tuple of (int, int)
+        Number of ranks, and of devices, of each job.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     plain = dict[int, float]()
-    for ranks, devices in PLACES:
-        if ranks > ranks_max:
-            continue
+    for ranks, devices in places:
         if ranks not in plain:
             plain[ranks] = _run(torchrun, ranks, "cpu", steps)["step"]
         alone = _run_proxied(daemon, 1, 1, steps)[0]["step"] if ranks > 1 else 0.0

@@ -156,8 +156,9 @@ print(guarded, [path for path in glob.glob("/dev/nvidia*") if opens(path)])
 def no_process_of_a_program_opens_a_gpu() -> None:
     child = [sys.executable, "-c", GPUS + "print(os.environ['CUDA_VISIBLE_DEVICES'])"]
     assert subprocess.check_output(child, text=True) == "True []\n-1\n"
+    # The notice to a program that would use the GPU goes to its standard error.
     shell = " ".join(map(shlex.quote, child))
-    assert subprocess.getoutput(shell) == "True []\n-1"
+    assert subprocess.check_output(shell, shell=True, text=True) == "True []\n-1\n"
     # A program may give its children the variables that it sees.
     seen = [sys.executable, "-c", GPUS]
     assert subprocess.check_output(seen, env=dict(os.environ), text=True) == "True []\n"

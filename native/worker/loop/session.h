@@ -167,6 +167,7 @@ class Session : private Seat::Member {
   uint64_t began_resident_ = 0;     // and all of it
   bool in_turn_ = false;
   bool continues_ = false;           // its next turn is to continue this one
+  uint64_t answers_until_ = 0;       // where the records end for which its program waits
   uint64_t looked_ns_ = 0;           // when it looked for other programs that wait
   uint32_t yielded_ = 0;             // how often its turn was interrupted for other programs
   uint64_t napped_at_ = UINT64_MAX;  // position at its last nap

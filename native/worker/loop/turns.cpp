@@ -94,7 +94,9 @@ bool Session::asks() {
 
 // True if the turn is to be interrupted for the answer to another program.
 bool Session::yields() {
-  if (!in_turn_ || yielded_ >= kYieldedMax || !seat_->wanted() || executor_.given()) return false;
+  if (!in_turn_ || consumed_ < answers_until_ || yielded_ >= kYieldedMax || !seat_->wanted() ||
+      executor_.given())
+    return false;
   if (const uint64_t now = coarse_ns(); now != looked_ns_) {
     looked_ns_ = now;
     seat_->look();
@@ -153,6 +155,7 @@ bool Session::carry_out() {
     began_with_ = state_.storages.unshared();
     began_resident_ = state_.storages.resident();
     yielded_ = 0;
+    answers_until_ = asks() ? checked_head() : 0;
   }
   seat_->note_begun();
   while (!orders_.pending() || executor_.given()) {

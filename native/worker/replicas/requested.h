@@ -1,6 +1,6 @@
 // What the requests of sessions have returned.
 //
-// Note [Requests]. A client knows what an operator returns once it has called it with such
+// Note [Known results]. A client knows what an operator returns once it has called it with such
 // operands; its first call is a request. The ranks of a job make the same ones, in their first
 // steps. By then, another rank may have overwritten what its own call returned or changed, and the
 // request would be executed again, beside what the first rank has: the whole state of an optimizer.
