@@ -38,8 +38,8 @@ class Splicing {
   // Derives the contents of the results. Returns false if they are unknown. To be called before the
   // operands are materialised.
   bool derive(const CallRecordView& record, const Call& call, bool deterministic);
-  // After that, for a request: fills in what it returns, if that is known. See Note [Known results] in
-  // requested.h.
+  // After that, for a request: fills in what it returns, if that is known. See Note [Known results]
+  // in requested.h.
   bool expect(ExpectedReturns& expected);
   // After that: returns true if there are versions of all results, or the call is postponed. It is
   // then not to be executed, but its results to be placed.
