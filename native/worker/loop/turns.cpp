@@ -81,10 +81,11 @@ void Session::give_back() {
 // True if its program waits for the answer to one of the next records.
 bool Session::asks() {
   if (state_.storages.resident() > began_resident_ + kHoldingBytes) return false;
-  const uint64_t head = checked_head();
+  // Another session's turn does not end if this log is corrupt.
+  const uint64_t head = client_->head.load(std::memory_order_acquire);
   RecordHeader header{};
   uint64_t at = consumed_;
-  for (int count = 0; at < head && count < kAsksMax; ++count) {
+  for (int count = 0; at < head && head - at <= capacity_ && count < kAsksMax; ++count) {
     std::memcpy(&header, log_.data() + at % capacity_, sizeof(header));
     if (!valid(header, head - at)) return false;
     at += header.bytes;
@@ -155,7 +156,7 @@ bool Session::carry_out() {
     began_with_ = state_.storages.unshared();
     began_resident_ = state_.storages.resident();
     yielded_ = 0;
-    answers_until_ = asks() ? checked_head() : 0;
+    answers_until_ = asks() ? client_->head.load(std::memory_order_relaxed) : 0;
   }
   seat_->note_begun();
   while (!orders_.pending() || executor_.given()) {

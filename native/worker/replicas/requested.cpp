@@ -34,6 +34,18 @@ bool fits(const ExpectedReturns::Return& known, const ExpectedReturns::Return& n
          (known.list ? known.count <= numbers.count : known.count == numbers.count);
 }
 
+// Without the numbers that were not needed.
+ExpectedReturns compacted(const ExpectedReturns& results) {
+  ExpectedReturns made;
+  for (ExpectedReturns::Return one : results.returns) {
+    const auto items = results.of(one);
+    one.first = static_cast<uint32_t>(made.items.size());
+    made.items.insert(made.items.end(), items.begin(), items.end());
+    made.returns.push_back(one);
+  }
+  return made;
+}
+
 }  // namespace
 
 void Requested::note(const ContentId& call, ExpectedReturns results) {
@@ -116,7 +128,7 @@ void Splicing::note_requested(const CallRecordView& record, const Call& call) {
       known = false;
     }
   }
-  if (known) storages.replicas()->requested().note(call_, std::move(results));
+  if (known) storages.replicas()->requested().note(call_, compacted(results));
 }
 
 }  // namespace sing

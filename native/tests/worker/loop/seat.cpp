@@ -291,3 +291,19 @@ TEST(a_program_that_asks_for_much_waits_for_its_turn) {
   EXPECT_EQ(asks.values(asked)[0], 1024.0f);
   EXPECT_EQ(computes.worker().consumed.load(), end);
 }
+
+TEST(a_program_that_waits_with_a_corrupt_log_ends_alone) {
+  Seated seated(2);
+  seated.start();
+  Host& computes = seated[0];
+  const uint32_t mul = computes.define("aten::mul_", "Scalar");
+  const Tensor held = draw(computes, computes.define("aten::normal_"), 1 << 20);
+  computes.wait_consumed();
+  for (int i = 0; i < 300; ++i) {
+    computes.call(CallRecord(mul, 2, 1).tensor(held).real(1).returns_nothing());
+  }
+  seated[1].client().head.store(uint64_t{1} << 40);
+  futex_wake(low_half(seated[1].client().head));
+  EXPECT(!seated[1].corruption().empty());
+  EXPECT(computes.synchronize().ok());
+}
