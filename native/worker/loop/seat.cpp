@@ -142,8 +142,9 @@ void Seat::take_turn(Orders& orders, Member& member) {
   } else {
     changed_.notify_all();
   }
-  turn.changed.wait(
-      lock, [&] { return (turn.done && turn.wakers == 0) || (!turn.begun && orders.pending()); });
+  turn.changed.wait(lock, [&] {
+    return (turn.done && turn.wakers == 0) || (!turn.begun && (orders.pending() || orders.asked()));
+  });
   if (!turn.begun) {
     std::erase(waiting_, &turn);
     count_waiting();

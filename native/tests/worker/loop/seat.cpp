@@ -307,3 +307,43 @@ TEST(a_program_that_waits_with_a_corrupt_log_ends_alone) {
   EXPECT(!seated[1].corruption().empty());
   EXPECT(computes.synchronize().ok());
 }
+
+TEST(a_snapshot_of_a_rank_begins_when_its_turn_ends) {
+  Job job(2);
+  Host& host = job[0].host;
+  const Tensor held = draw(host, job[0].normal, 1 << 20);
+  const uint32_t mul = host.define("aten::mul_", "Scalar");
+  host.wait_consumed();
+  for (const bool hurried : {false, true}) {
+    const uint64_t begin = host.client().head.load();
+    const Tensor more = draw(host, job[0].normal, 1 << 20);
+    for (int i = 0; i < 300; ++i) {
+      host.call(CallRecord(mul, 2, 1).tensor(held).real(0.5).returns_nothing());
+    }
+    host.free(more.id);
+    const uint64_t end = host.client().head.load();
+    while (host.worker().consumed.load() <= begin) sched_yield();
+    std::optional<std::thread> hurry;
+    if (hurried) hurry.emplace([&] { host.session().hurry(); });
+    const Taken taken = host.session().snapshot(Manner::beside);
+    close(taken.fd);
+    if (hurry) hurry->join();
+    EXPECT(hurried || taken.position == end);
+    EXPECT(taken.position > begin && taken.position <= end);
+    host.wait_consumed();
+  }
+}
+
+TEST(a_snapshot_of_a_rank_that_waits_for_its_turn_begins_at_once) {
+  Job job(2);
+  Host& host = job[0].host;
+  Occupied occupied(job.seat());
+  occupied.await_begun();
+  draw(host, job[0].normal, 100);  // waits for its turn, and offers that
+  while (!job.seat().wanted()) sched_yield();
+  const Taken taken = host.session().snapshot(Manner::beside);
+  close(taken.fd);
+  EXPECT(taken.position < host.client().head.load());
+  occupied.release();
+  host.wait_consumed();
+}
