@@ -40,13 +40,6 @@ bool Orders::pauses() {
   return !end_ && allowed() && works_ != 0;
 }
 
-void Orders::offer() {
-  std::unique_lock lock(mutex_);
-  offered_ = asked_;
-  changed_.notify_all();
-  changed_.wait(lock, [this] { return !offered_ || end_; });
-}
-
 bool Orders::obey(const std::function<void(bool)>& resumed, std::chrono::nanoseconds pause,
                   std::function<void()> rests) {
   std::unique_lock lock(mutex_);
@@ -151,34 +144,13 @@ void Orders::end() {
 void Orders::wake() {
   std::lock_guard lock(mutex_);
   poked_.store(true, std::memory_order_seq_cst);
-  changed_.notify_all();
   nudge();
 }
 
 void Orders::while_parked(const std::function<void()>& work) {
   std::unique_lock lock(mutex_);
-  park_for(lock, work);
-}
-
-void Orders::while_offered(const std::function<void()>& work, std::chrono::nanoseconds limit,
-                           const std::atomic<bool>& hurried) {
-  std::unique_lock lock(mutex_);
-  if (notify_ && running_ && !parked_) {
-    asked_ = true;
-    poked_.store(true, std::memory_order_seq_cst);
-    nudge();
-    changed_.wait_for(lock, limit,
-                      [&] { return offered_ || parked_ || !running_ || end_ || hurried; });
-    asked_ = false;
-  }
-  park_for(lock, work);
-}
-
-// What was offered is taken by the order.
-void Orders::park_for(std::unique_lock<std::mutex>& lock, const std::function<void()>& work) {
   ++works_;
   update();
-  if (std::exchange(offered_, false)) changed_.notify_all();
   nudge();
   changed_.wait(lock, [this] { return parked_ || !running_; });
   try {

@@ -17,8 +17,7 @@ namespace sing {
 
 class Orders {
  public:
-  // `notify`, of a seat: called when orders have come, besides waking the main thread from its
-  // sleep.
+  // `notify`, if any: called when orders have come, besides waking the main thread from its sleep.
   explicit Orders(WorkerPage& page, std::function<void()> notify = {})
       : page_(page), notify_(std::move(notify)) {}
   Orders(const Orders&) = delete;
@@ -35,9 +34,6 @@ class Orders {
   bool leaves();
   // True if the main thread is to park only for other threads' work.
   bool pauses();
-  // True if work waits for an offer, which this thread makes where it suits best.
-  bool asked() const noexcept { return asked_.load(std::memory_order_relaxed); }
-  void offer();
   // Parks while execution is not allowed or other threads' work runs. Returns false if the run is
   // to end; otherwise, before others see that it continues, calls `resumed`, with true if it was
   // parked only for their work. Calls `rests` once no order has come for `pause`.
@@ -68,22 +64,16 @@ class Orders {
   void wake();
   // Runs `work` while the main thread is parked between two records, or is not running at all.
   void while_parked(const std::function<void()>& work);
-  // The same, but in a seat, if possible, where the main thread offers it within the limit.
-  // `hurried`: ends the wait for that, after wake().
-  void while_offered(const std::function<void()>& work, std::chrono::nanoseconds limit,
-                     const std::atomic<bool>& hurried);
 
  private:
   bool allowed() const noexcept { return open_ && (leased_ || replaying_); }
   void update() noexcept;
   void nudge() noexcept;
-  void park_for(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
 
   WorkerPage& page_;
   const std::function<void()> notify_;
   std::atomic<bool> pending_{false};
   std::atomic<bool> poked_{false};  // by wake()
-  std::atomic<bool> asked_{false};
   // The word on which the main thread sleeps, or is about to sleep.
   std::atomic<const Word<uint64_t>*> sleeps_on_{nullptr};
   std::mutex mutex_;  // everything below
@@ -95,7 +85,6 @@ class Orders {
   std::atomic<bool> end_{false};
   bool running_ = false;
   bool parked_ = false;
-  bool offered_ = false;
   int works_ = 0;
 };
 

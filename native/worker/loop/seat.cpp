@@ -142,9 +142,8 @@ void Seat::take_turn(Orders& orders, Member& member) {
   } else {
     changed_.notify_all();
   }
-  turn.changed.wait(lock, [&] {
-    return (turn.done && turn.wakers == 0) || (!turn.begun && (orders.pending() || orders.asked()));
-  });
+  turn.changed.wait(
+      lock, [&] { return (turn.done && turn.wakers == 0) || (!turn.begun && orders.pending()); });
   if (!turn.begun) {
     std::erase(waiting_, &turn);
     count_waiting();

@@ -53,10 +53,6 @@ void Session::take_turns() {
   } joined(state_.storages.replicas(), state_.storages.session(), [this] { return rests(); });
   state_.storages.ask_owners([this](const ContentId& version) { seat_->ask_owners(version); });
   while (!orders_.pending() || obey()) {
-    if (orders_.asked()) {
-      orders_.offer();
-      continue;
-    }
     if (state_.storages.holds_freed()) let_go();
     give_back();
     if (client_->head.load(std::memory_order_acquire) != consumed_ ||
@@ -174,7 +170,7 @@ bool Session::carry_out() {
       if (rests_after_answer()) break;
     } else {
       helpers_.waited();
-      if ((orders_.asked() && !holds()) || !linger()) break;
+      if (!linger()) break;
     }
   }
   executor_.end_waiting();

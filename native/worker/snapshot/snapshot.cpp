@@ -22,9 +22,6 @@ constexpr unsigned kThreadsMax = 8;
 // Storages up to this size are loaded first: many operators need only these.
 constexpr uint64_t kSmallBytes = 1 << 20;
 constexpr int kFillingNice = 10;
-// In a seat: a snapshot beside the execution waits so long for the end of a turn. Then nothing is
-// saved that is needed only until then, and no other session takes memory besides.
-constexpr std::chrono::seconds kTurn{1};
 // After so many bytes, taking memory in advance can end.
 constexpr uint64_t kPieceBytes = 4 << 20;
 // Number of bits for versions that one worker may give to extents; those of the next worker are
@@ -220,14 +217,14 @@ void Snapshots::preallocate() {
   if (moves) carried.emplace(preallocated_.emplace(carried_file()).fd());
   Arena& file = moves ? *carried : arena_;
   FreeRanges free = moves ? FreeRanges({}) : free_ranges();
-  take_memory(file, free, unsaved(Manner::stop, [](const Slot&) { return true; }), UINT64_MAX);
+  take_memory(file, free, unsaved([](const Slot&) { return true; }), UINT64_MAX);
   hurried_ = false;
 }
 
 // Returns the sizes of the storages that a snapshot would copy, of those that are `wanted`.
-std::vector<uint64_t> Snapshots::unsaved(Manner manner, bool (*wanted)(const Slot&)) {
+std::vector<uint64_t> Snapshots::unsaved(bool (*wanted)(const Slot&)) {
   std::vector<uint64_t> found;
-  while_parked(manner, [&] {
+  orders_.while_parked([&] {
     for (const Slot& slot : state_.storages.slots()) {
       if (!slot.saved && saved_bytes(slot) >= kInlineBytes && wanted(slot)) {
         found.push_back(slot.filled);
@@ -276,12 +273,6 @@ void Snapshots::hurry() {
   hurried_ = true;
   state_.storages.rhythm().ring();
   saves_.help(threads(), Transfers::Pace::full);
-  orders_.wake();
-}
-
-void Snapshots::while_parked(Manner manner, const std::function<void()>& work) {
-  if (manner == Manner::stop) return orders_.while_parked(work);
-  orders_.while_offered(work, kTurn, hurried_);
 }
 
 void Snapshots::drop() {
@@ -321,7 +312,7 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   if (!stop && state_.device.is_cpu()) {
     const uint64_t began = monotonic_ns();
     if (changing_.empty()) {
-      changing_ = unsaved(manner, [](const Slot& slot) { return slot.changes > 1; });
+      changing_ = unsaved([](const Slot& slot) { return slot.changes > 1; });
     }
     take_memory(arena_, free_ranges(), changing_, page.dirty_bytes.load(std::memory_order_relaxed));
     filling = monotonic_ns() - began;
@@ -340,7 +331,7 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   uint64_t parked = 0;
   DeviceTime* const time = state_.time && !stop ? &*state_.time : nullptr;
   try {
-    while_parked(manner, [&] {
+    orders_.while_parked([&] {
       const uint64_t parked_at = monotonic_ns();
       if (time) time->freeze();
       making.snapshot.header.position = position;

@@ -101,13 +101,12 @@ class Snapshots {
 
   unsigned threads() const;
   void await_moment(const WorkerPage& page);
-  void while_parked(Manner manner, const std::function<void()>& work);
   uint64_t fill(const Snapshot& snapshot, std::vector<Slot> old, MovedContents* moved);
   void give_up_older();
   FreeRanges free_ranges() const;
   void give_back(const FreeRanges& free);
   void forget_preallocated() noexcept;
-  std::vector<uint64_t> unsaved(Manner manner, bool (*wanted)(const Slot&));
+  std::vector<uint64_t> unsaved(bool (*wanted)(const Slot&));
   void take_memory(Arena& file, FreeRanges free, const std::vector<uint64_t>& sizes, uint64_t most);
   void freeze(Making& making);
   void save(Making& making, uint32_t id, Slot& slot, Extent extent);
