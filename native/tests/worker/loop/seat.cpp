@@ -231,65 +231,60 @@ TEST(a_session_that_holds_memory_keeps_its_turn_when_a_snapshot_begins) {
   }
 }
 
-TEST(a_program_that_waits_for_an_answer_has_a_turn_in_that_of_another_session) {
-  Seated seated(2);
-  seated.start();
-  Host& computes = seated[0];
-  Host& asks = seated[1];
-  const uint32_t mul = computes.define("aten::mul_", "Scalar");
-  const uint32_t normal = computes.define("aten::normal_");
-  const Tensor asked = asks.upload({1, 2, 3}, {3});
-  asks.wait_consumed();
-  const Tensor held = draw(computes, normal, 1 << 20);
-  const auto drawn = computes.values(held);
-  for (int i = 0; i < 1000; ++i) {
-    computes.call(CallRecord(mul, 2, 1).tensor(held).real(i % 2 == 0 ? 0.5 : 2).returns_nothing());
+namespace {
+
+// A session with a long turn, and another one whose program asks for a value.
+struct Asking : Seated {
+  Asking() : Seated(2) { start(); }
+  // Returns where the long turn ends. Twice as much, and half of that, again and again.
+  uint64_t compute(int count) {
+    held = draw(computes, computes.define("aten::normal_"), 1 << 20);
+    drawn = computes.values(held);
+    const uint32_t mul = computes.define("aten::mul_", "Scalar");
+    for (int i = 0; i < count; ++i) {
+      const double by = i % 2 == 0 ? 0.5 : 2;
+      computes.call(CallRecord(mul, 2, 1).tensor(held).real(by).returns_nothing());
+    }
+    return computes.client().head.load();
   }
-  const uint64_t end = computes.client().head.load();
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(asks.values(asked)[2], 3.0f);
-  EXPECT(computes.worker().consumed.load() < end);
-  EXPECT_EQ(computes.values(held), drawn);
+  void twice() { asks.call(CallRecord(mul, 2, 1).tensor(asked).real(2).returns_nothing()); }
+
+  Host& computes = (*this)[0];
+  Host& asks = (*this)[1];
+  const uint32_t mul = asks.define("aten::mul_", "Scalar");
+  const Tensor asked = asks.upload({1, 2, 3}, {3});
+  Tensor held;
+  std::vector<float> drawn;
+};
+
+}  // namespace
+
+TEST(a_program_that_waits_for_an_answer_has_a_turn_in_that_of_another_session) {
+  Asking seated;
+  seated.asks.wait_consumed();
+  const uint64_t end = seated.compute(1000);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(seated.asks.values(seated.asked)[2], 3.0f);
+  EXPECT(seated.computes.worker().consumed.load() < end);
+  EXPECT_EQ(seated.computes.values(seated.held), seated.drawn);
 }
 
 TEST(a_program_that_asks_later_than_it_waits_has_such_a_turn) {
-  Seated seated(2);
-  seated.start();
-  Host& computes = seated[0];
-  Host& asks = seated[1];
-  const uint32_t mul = computes.define("aten::mul_", "Scalar");
-  const uint32_t other = asks.define("aten::mul_", "Scalar");
-  const Tensor held = draw(computes, computes.define("aten::normal_"), 1 << 20);
-  const Tensor asked = asks.upload({1, 2, 3}, {3});
-  asks.wait_consumed();
-  for (int i = 0; i < 1000; ++i) {
-    computes.call(CallRecord(mul, 2, 1).tensor(held).real(1).returns_nothing());
-  }
-  const uint64_t end = computes.client().head.load();
-  asks.call(CallRecord(other, 2, 1).tensor(asked).real(2).returns_nothing());
+  Asking seated;
+  seated.asks.wait_consumed();
+  const uint64_t end = seated.compute(1000);
+  seated.twice();
   while (seated.seat.waiting() == 0) sched_yield();
-  EXPECT_EQ(asks.values(asked)[2], 6.0f);
-  EXPECT(computes.worker().consumed.load() < end);
+  EXPECT_EQ(seated.asks.values(seated.asked)[2], 6.0f);
+  EXPECT(seated.computes.worker().consumed.load() < end);
 }
 
 TEST(a_program_that_asks_for_much_waits_for_its_turn) {
-  Seated seated(2);
-  seated.start();
-  Host& computes = seated[0];
-  Host& asks = seated[1];
-  const uint32_t mul = computes.define("aten::mul_", "Scalar");
-  const uint32_t other = asks.define("aten::mul_", "Scalar");
-  const Tensor held = draw(computes, computes.define("aten::normal_"), 1 << 20);
-  const Tensor asked = asks.upload({1, 2, 3}, {3});
-  asks.wait_consumed();
-  for (int i = 0; i < 300; ++i) {
-    computes.call(CallRecord(mul, 2, 1).tensor(held).real(1).returns_nothing());
-  }
-  const uint64_t end = computes.client().head.load();
-  for (int i = 0; i < 10; ++i) {
-    asks.call(CallRecord(other, 2, 1).tensor(asked).real(2).returns_nothing());
-  }
-  EXPECT_EQ(asks.values(asked)[0], 1024.0f);
-  EXPECT_EQ(computes.worker().consumed.load(), end);
+  Asking seated;
+  seated.asks.wait_consumed();
+  const uint64_t end = seated.compute(300);
+  for (int i = 0; i < 10; ++i) seated.twice();
+  EXPECT_EQ(seated.asks.values(seated.asked)[0], 1024.0f);
+  EXPECT_EQ(seated.computes.worker().consumed.load(), end);
 }
 
 TEST(a_program_that_waits_with_a_corrupt_log_ends_alone) {
