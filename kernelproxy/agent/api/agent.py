@@ -112,7 +112,7 @@ class Agent:
         saved = SavedSessions(cold, settings, self._add, self._place)
         self.replacement = KernelReplacement(self.checkpoints, self._images, own, saved)
         self._host = HostMemory(settings.host_budget, settings.cold_after, cold, self._guests)
-        self.runs = KernelRuns(self.sessions.keys())
+        self.runs = KernelRuns()
         self._remembered = RememberedPreferences(paths.runtime_dir() / "wanted.json")
         observer = StatusObserver(self.subscribers, self.recorder)
         self._services = HostServices(
@@ -211,6 +211,7 @@ class Agent:
         zygotes = self._households.of(runs_as)
         session = Session(identity, allocator, state, zygotes, self._services, self._forget)
         self.sessions[name] = session
+        self.runs.began(name)
         self._families.added(session)
         self.recorder.opened(session)
         self.arbiter.opened(session.preferences.terms())

@@ -49,6 +49,8 @@ class CheckpointCatalog:
     def __init__(self, store: Any) -> None:
         self._store: Any = store
         self._known: dict[int, dict[str, CheckpointOrigin]] = {}
+        #: Held while origins are read, and while what was made or deleted meanwhile is noted.
+        self._reading = asyncio.Lock()
         self._readers: Counter[tuple[int, str]] = Counter()
         self._openings = OpenCheckpoints()
 
@@ -101,8 +103,9 @@ class CheckpointCatalog:
                         found.append(_record(store.load(user, name)))
             return found
 
-        found = await asyncio.to_thread(work)
-        self._known[owner] = {each.name: each for each in found}
+        async with self._reading:
+            found = await asyncio.to_thread(work)
+            self._known[owner] = {each.name: each for each in found}
         return found
 
     async def learn(self, owner: int) -> None:
@@ -149,8 +152,12 @@ class CheckpointCatalog:
             return self._describe(manifest), manifest
 
         made, manifest = await asyncio.to_thread(work)
-        record = _record(manifest)
-        self._known.setdefault(owner, {})[record.name] = record
+        if owner in self._known:
+            record = _record(manifest)
+            async with self._reading:
+                self._known[owner][record.name] = record
+        else:
+            await self.learn(owner)
         return made, manifest
 
     async def all(self, owner: int) -> list[CheckpointView]:
@@ -247,7 +254,8 @@ class CheckpointCatalog:
                 store.collect()
 
         await asyncio.to_thread(work)
-        self._known.get(owner, {}).pop(name, None)
+        async with self._reading:
+            self._known.get(owner, {}).pop(name, None)
 
     async def delete_unread(self, owner: int, name: str) -> None:
         """Delete a checkpoint, if it exists and is not being read; raises StoreError."""

@@ -21,25 +21,29 @@ _DEATHS_MAX = 1000
 
 
 class KernelRuns:
-    """The runs of kernels that this daemon has seen.
+    """The runs of kernels that this daemon has seen."""
 
-    Parameters
-    ----------
-    live : collection of str
-        Ids of the runs that continue.
-    """
-
-    def __init__(self, live: Collection[str]) -> None:
-        self.live = live
+    def __init__(self) -> None:
+        self._live: set[str] = set()
         self._died: dict[str, None] = {}
+
+    @property
+    def live(self) -> Collection[str]:
+        """Runs that continue. The session of an ended one may still be closing."""
+        return self._live
 
     @property
     def died(self) -> Collection[str]:
         """Runs that ended unexpectedly."""
         return self._died.keys()
 
+    def began(self, run: str) -> None:
+        """Note that a run continues."""
+        self._live.add(run)
+
     def ended(self, run: str, *, died: bool) -> None:
         """Note how a run ended; a later call replaces an earlier one."""
+        self._live.discard(run)
         self._died.pop(run, None)
         if died:
             self._died[run] = None

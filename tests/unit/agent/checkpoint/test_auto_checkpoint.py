@@ -77,11 +77,14 @@ def test_intervals_are_shown() -> None:
 
 
 def test_the_end_of_a_run_is_known_from_the_best_source() -> None:
-    runs = KernelRuns({"live"})
+    runs = KernelRuns()
+    for name in ("live", "crashed", "restarted"):
+        runs.began(name)
     runs.ended("crashed", died=True)
     runs.ended("restarted", died=True)  # its connection ended,
     runs.ended("restarted", died=False)  # because its user had requested it
     assert set(runs.died) == {"crashed"}
+    assert set(runs.live) == {"live"}
     for number in range(5000):
         runs.ended(f"r{number}", died=True)
     assert len(runs.died) == 1000
