@@ -15,7 +15,7 @@ OWNER = 7
 
 
 class ReadByHand:
-    """A store whose reader waits, after it has read all names, until it is told to continue."""
+    """A store whose reader waits, after it has read all names, until `continues` is set."""
 
     def __init__(self, *names: str) -> None:
         self.stored = list(names)
