@@ -28,10 +28,16 @@ def barrier(call: Call) -> None:
 
 
 def broadcast(call: Call, data: torch.Tensor, root: int) -> torch.Tensor:
-    """Return the root's data."""
+    """Return the root's data, once all ranks have called.
+
+    Programs set themselves up with what they broadcast, as DistributedDataParallel in its second
+    step: a root that trained ahead of that would do so while others hold what they had before.
+    """
     if call.rank == root:
         for rank in call.others:
             call.send(rank, data)
+        for rank in call.others:
+            call.receive(rank, None)
         return data
     call.send(root)
     return call.receive(root, data)

@@ -122,7 +122,7 @@ class Group:
         """Wait, at the first collective, until all members have found each other.
 
         The store may end with the first process that is done, which need not wait for the others
-        in a collective like ``broadcast``.
+        in a collective like ``scatter``.
         """
         for rank in self._peers.keys() - self._greeted:
             self.send(rank, Header(FrameKind.collective, text="meet"), None)

@@ -336,20 +336,40 @@ def test_rank_without_a_session_does_not_wait_for_its_peers_to_appear() -> None:
         own.close()
 
 
+def scatter(group: Group) -> torch.Tensor:
+    return call(
+        group, "scatter", lambda own: exchange.scatter(own, [torch.ones(1)] * 2, torch.empty(1), 0)
+    )
+
+
+def broadcast(group: Group) -> torch.Tensor:
+    return call(group, "broadcast", lambda own: exchange.broadcast(own, torch.ones(1), 0))
+
+
 def test_rank_that_receives_nothing_waits_at_first_until_all_have_met() -> None:
     """Else it could end, and the store with it, before the others have found each other."""
     two = RankThreads(2)
-
-    def broadcast(group: Group) -> torch.Tensor:
-        return call(group, "broadcast", lambda own: exchange.broadcast(own, torch.ones(1), 0))
-
     try:
         with ThreadPoolExecutor(1) as pool:
-            first = pool.submit(broadcast, two.groups[0])
+            first = pool.submit(scatter, two.groups[0])
             wait_until(lambda: two.endpoints[0]._waiting or first.done())
             assert not first.done()
-            assert broadcast(two.groups[1]).item() == 1
+            assert scatter(two.groups[1]).item() == 1
             first.result(WAIT_SECONDS)
-            assert broadcast(two.groups[0]).item() == 1  # later, it does not wait
+            assert scatter(two.groups[0]).item() == 1  # later, it does not wait
+    finally:
+        two.close()
+
+
+def test_root_of_a_broadcast_waits_until_all_have_called() -> None:
+    two = RankThreads(2)
+    try:
+        two.all(lambda group: call(group, "barrier", exchange.barrier))
+        with ThreadPoolExecutor(1) as pool:
+            root = pool.submit(broadcast, two.groups[0])
+            wait_until(lambda: two.endpoints[0]._waiting or root.done())
+            assert not root.done()
+            assert broadcast(two.groups[1]).item() == 1
+            assert root.result(WAIT_SECONDS).item() == 1
     finally:
         two.close()
