@@ -96,8 +96,8 @@ def test_deaths_after_resizes_do_not_show_in_the_weights(
 ) -> None:
     undisturbed = weights("mlp", RANKS, monkeypatch, steps=FEW_STEPS)
     stop()
-    # Every second resize comes without deaths before: ranks that were rebuilt share little.
-    kills = Kills(1, every=2 * STEPS_TOGETHER)
+    # Ranks move once without deaths before: those that were rebuilt share little.
+    kills = Kills(1, every=STEPS_TOGETHER, first=2 * STEPS_TOGETHER)
     with resizing(2, tmp_path) as (resizes, pace):
 
         def trouble(step: int) -> None:

@@ -82,14 +82,17 @@ def stop() -> None:
 
 
 class Kills:
-    """Kills random workers of the job, and perhaps the agent at one step."""
+    """Kills random workers of the job every few steps, and perhaps the agent at one step."""
 
-    def __init__(self, seed: int, every: int = 2, agent_at: int | None = None) -> None:
+    def __init__(
+        self, seed: int, every: int = 2, agent_at: int | None = None, first: int = 0
+    ) -> None:
         self._chance, self._every, self._agent_at = random.Random(seed), every, agent_at
+        self._first = first
         self.count = 0
 
     def __call__(self, step: int) -> None:
-        if step % self._every:
+        if step < self._first or step % self._every:
             return
         alive = [each["worker_pid"] for each in sessions() if each["worker_pid"]]
         for pid in self._chance.sample(alive, min(2, len(alive))):
