@@ -13,7 +13,7 @@ namespace {
 // changes that.
 constexpr std::chrono::milliseconds kLook{10};
 // How long it waits for a session that returns.
-constexpr std::chrono::milliseconds kReturns{20};
+constexpr std::chrono::milliseconds kReturns{100};
 
 }  // namespace
 
@@ -169,10 +169,26 @@ void Seat::ask_owners(const ContentId& version) {
   for (Turn* turn : interrupted_) turn->member.give_up(version);
 }
 
+Seat::GivingBack::GivingBack(Seat& seat) : seat_(seat) {
+  const std::lock_guard lock(seat_.mutex_);
+  ++seat_.giving_back_;
+}
+
+Seat::GivingBack::~GivingBack() {
+  const std::lock_guard lock(seat_.mutex_);
+  --seat_.giving_back_;
+  seat_.changed_.notify_all();
+}
+
+void Seat::await_all_given_back(const Orders& orders) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return giving_back_ == 0 || orders.pending(); });
+}
+
 void Seat::notify() {
   const std::lock_guard lock(mutex_);
   for (Turn* turn : waiting_) turn->changed.notify_all();
-  if (!interrupted_.empty()) changed_.notify_all();
+  changed_.notify_all();
 }
 
 }  // namespace sing

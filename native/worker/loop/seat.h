@@ -79,6 +79,18 @@ class Seat {
   // Has the executor carry out a turn, and waits until it has ended; rethrows its exception. If
   // orders come before it begins, it is not carried out.
   void take_turn(Orders& orders, Member& member);
+  // While it exists, the session frees memory between its turns, which takes a while if a snapshot
+  // still saves that. The present turn waits.
+  class GivingBack {
+   public:
+    explicit GivingBack(Seat& seat);
+    GivingBack(const GivingBack&) = delete;
+    GivingBack& operator=(const GivingBack&) = delete;
+    ~GivingBack();
+
+   private:
+    Seat& seat_;
+  };
 
   // --- in a turn ---
   // To be called when everything is ready for its first record: the thread of the session before
@@ -91,6 +103,11 @@ class Seat {
   // look() was called, or when that one began to wait.
   bool asked() const noexcept { return asking_.load(std::memory_order_relaxed) != 0; }
   void look();
+  // Returns when no session gives back memory, or orders have come.
+  void await_given_back(const Orders& orders) {
+    if (giving_back_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      await_all_given_back(orders);
+  }
   // Sessions that wait for their turns may give up a version.
   void ask_owners(const ContentId& version);
 
@@ -111,6 +128,7 @@ class Seat {
     int wakers = 0;  // threads that use `orders`
     std::exception_ptr failure;
   };
+  void await_all_given_back(const Orders& orders);
   void let_go(Turn*& turn) noexcept;
   Turn* next(std::unique_lock<std::mutex>& lock);
   Turn* returned(std::unique_lock<std::mutex>& lock);
@@ -125,6 +143,7 @@ class Seat {
   Turn* over_ = nullptr;                  // the last turn, while its session's thread still waits
   std::atomic<size_t> waiting_count_{0};  // of both
   std::atomic<size_t> asking_{0};         // of those that wait
+  std::atomic<size_t> giving_back_{0};    // see GivingBack
   const Orders* last_ = nullptr;
   bool returns_ = false;  // the last one
   uint64_t left_ns_ = 0;  // when the last turn ended, if another one waited; 0: none did

@@ -120,7 +120,7 @@ class Session : private Seat::Member {
   bool linger();
   void drain(uint64_t end, uint64_t head);
   void execute_records(uint64_t end, uint64_t head);
-  void give_back();
+  bool give_back();
   bool await_turn(bool request);
   void tell_device_time();
   void count_the_last() noexcept;

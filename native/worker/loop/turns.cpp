@@ -18,8 +18,10 @@ constexpr uint64_t kLingerNs = 1'000'000;
 // next session would take as much besides.
 constexpr uint64_t kHoldingNs = 20'000'000;
 constexpr uint64_t kHoldingBytes = 1 << 20;
-// The same while a thread of its program waits for other ranks: the program may do so, too.
+// The same while a thread of its program waits for other ranks: the program may do so, too. Unless
+// it has so much more that its step takes many times as long anyway.
 constexpr uint64_t kHoldingInBackgroundNs = 5'000'000;
+constexpr uint64_t kHoldingMuchBytes = 32 << 20;
 
 constexpr uint32_t kProgramAwaits = 2;  // see ClientPage::awaiting_peers
 
@@ -54,9 +56,7 @@ void Session::take_turns() {
   state_.storages.ask_owners([this](const ContentId& version) { seat_->ask_owners(version); });
   while (!orders_.pending() || obey()) {
     if (state_.storages.holds_freed()) let_go();
-    give_back();
-    if (client_->head.load(std::memory_order_acquire) != consumed_ ||
-        consumed_ >= awaited_.load(std::memory_order_acquire)) {
+    if (give_back() || consumed_ >= awaited_.load(std::memory_order_acquire)) {
       seat_->take_turn(orders_, *this);
     } else {
       sleep();
@@ -65,17 +65,20 @@ void Session::take_turns() {
 }
 
 // Executes the next records as long as they only allocate and free: others have their turns until
-// its own one comes, and can use the memory.
-void Session::give_back() {
+// its own one comes, and can use the memory. Returns true if there are records that need a turn.
+bool Session::give_back() {
   const uint64_t head = checked_head();
+  std::optional<Seat::GivingBack> giving_back;
   while (consumed_ < std::min(head, awaited_.load(std::memory_order_acquire))) {
     RecordHeader header;
     std::memcpy(&header, log_.data() + consumed_ % capacity_, sizeof(header));
-    if (header.kind != static_cast<uint8_t>(RecordKind::storages)) return;
+    if (header.kind != static_cast<uint8_t>(RecordKind::storages)) break;
+    if (!giving_back) giving_back.emplace(*seat_);
     const uint64_t before = consumed_;
     execute_records(consumed_ + 1, head);
-    if (consumed_ == before) return;  // there are orders
+    if (consumed_ == before) break;  // there are orders
   }
+  return consumed_ != head;
 }
 
 // True if its program waits for the answer to one of the next records.
@@ -93,11 +96,15 @@ bool Session::asks() {
   return at == head && (header.flags & kRequest) != 0;
 }
 
-// True if the turn is to be interrupted for the answer to another program.
+// True if the turn is to be interrupted for the answer to another program. Before, waits until
+// others have given back what they have freed: the next records would take as much besides.
 bool Session::yields() {
-  if (!in_turn_ || consumed_ < answers_until_ || yielded_ >= kYieldedMax || !seat_->wanted() ||
-      executor_.given())
+  if (!in_turn_) return false;
+  seat_->await_given_back(orders_);
+  if (consumed_ < answers_until_ || yielded_ >= kYieldedMax || !seat_->wanted() ||
+      executor_.given()) {
     return false;
+  }
   if (const uint64_t now = coarse_ns(); now != looked_ns_) {
     looked_ns_ = now;
     seat_->look();
@@ -195,7 +202,8 @@ bool Session::rests_after_answer() const {
 uint64_t Session::patience() const {
   const uint32_t awaits = client_->awaiting_peers.load();
   if (awaits == kProgramAwaits) return 0;
-  if (holds()) return awaits != 0 ? kHoldingInBackgroundNs : kHoldingNs;
+  const bool much = state_.storages.unshared() > began_with_ + kHoldingMuchBytes;
+  if (holds()) return awaits != 0 && !much ? kHoldingInBackgroundNs : kHoldingNs;
   return awaits != 0 ? 0 : kLingerNs;
 }
 

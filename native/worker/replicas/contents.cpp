@@ -98,9 +98,7 @@ Storages::Owner Storages::owner_of(const ContentId& version) const {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
     if (!slot.share || slot.share.id() != version) continue;
-    // A snapshot that still saves it needs the bytes.
-    const bool saving = slot.transfer && !slot.transfer->finished();
-    if (slot.life != Slot::Life::live || saving || slot.stale != 0) return {};
+    if (slot.life != Slot::Life::live || slot.stale != 0) return {};
     return {static_cast<uint32_t>(i), slot.bytes};
   }
   return {};

@@ -5,8 +5,8 @@
 // The main thread continues meanwhile. Before it writes a storage that is being saved, or uses one
 // that is being loaded, it settles the transfer: it takes pieces itself, and the helper threads
 // take pieces of that storage before any other. When a storage is freed during a save, its transfer
-// keeps it alive until it is saved. A device copies on a stream of its own, see Note [Copy
-// streams]: the main thread only waits until the copies are in its queue.
+// keeps it alive until it is saved; a rank in a seat waits for that. A device copies on a stream of
+// its own, see Note [Copy streams]: the main thread only waits until the copies are in its queue.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -169,6 +169,8 @@ void Storages::sweep() noexcept {
 
 void Storages::release(Slot& slot) noexcept {
   forget_saved(slot);
+  // The next rank would take as much besides; its step waits for what it changes, too.
+  if (replicas_ && slot.charged >= kLargeBytes) finish_saving(slot);
   if (slot.transfer && !slot.transfer->finished()) {
     if (slot.storage || slot.rewrite) {
       held_.push_back(

@@ -302,3 +302,21 @@ TEST(a_program_that_waits_with_a_corrupt_log_ends_alone) {
   EXPECT(!seated[1].corruption().empty());
   EXPECT(computes.synchronize().ok());
 }
+
+TEST(a_turn_waits_for_memory_that_another_session_gives_back) {
+  Seated seated(2);
+  seated.start();
+  Host& host = seated[0];
+  const uint32_t normal = host.define("aten::normal_");
+  draw(host, normal, 3);
+  host.wait_consumed();
+  std::optional<Seat::GivingBack> giving_back(std::in_place, seated.seat);
+  const uint64_t begin = host.client().head.load();
+  draw(host, normal, 3);
+  uint64_t position = 0;
+  close(host.snapshot(&position));  // it parks although it waits
+  EXPECT(position < host.client().head.load());
+  EXPECT(position >= begin);
+  giving_back.reset();
+  host.wait_consumed();
+}

@@ -20,19 +20,22 @@ constexpr uint64_t kPiece = 4096;
 using Floats = std::vector<float>;
 
 struct Saving {
-  Saving() { arena.grow(4 * kBytes); }
+  explicit Saving(Replicas* replicas = nullptr)
+      : storages(c10::Device(c10::DeviceType::CPU), &granted, replicas) {
+    arena.grow(4 * Storages::kLargeBytes);
+  }
 
-  Slot& saved(uint32_t id, std::byte value, uint64_t offset) {
-    storages.allocate(id, kBytes);
-    const Bytes bytes(kBytes, value);
+  Slot& saved(uint32_t id, std::byte value, uint64_t offset, uint64_t count = kBytes) {
+    storages.allocate(id, count);
+    const Bytes bytes(count, value);
     storages.write(storages.at(id), 0, bytes);
     Slot& slot = storages.at(id);
-    const Extent extent{offset, kBytes, id};
+    const Extent extent{offset, count, id};
     storages.note_saved(slot, extent, saves.add(slot.storage, extent));
     return slot;
   }
-  Bytes in_arena(uint64_t offset) {
-    Bytes bytes(kBytes);
+  Bytes in_arena(uint64_t offset, uint64_t count = kBytes) {
+    Bytes bytes(count);
     arena.read(offset, bytes);
     return bytes;
   }
@@ -40,7 +43,7 @@ struct Saving {
   File file{memfd_create("arena", 0)};
   Arena arena{file.fd()};
   Word<uint64_t> granted{3 * kBytes};
-  Storages storages{c10::Device(c10::DeviceType::CPU), &granted};
+  Storages storages;
   Transfers saves{Transfers::Direction::save, arena, storages.device(), kPiece};
 };
 
@@ -101,6 +104,24 @@ TEST(what_is_freed_is_saved_and_counts_until_then) {
   saving.saves.help(2, Transfers::Pace::full);
   saving.saves.finish();
   EXPECT(saving.in_arena(10 * kPageBytes) == Bytes(kBytes, kTwo));
+}
+
+TEST(what_is_freed_in_a_seat_is_saved_at_once) {
+  Replicas replicas;
+  Saving saving(&replicas);
+  constexpr uint64_t kLarge = Storages::kLargeBytes;
+  saving.granted.store(2 * kLarge);
+  for (uint32_t id : {1, 2}) saving.saved(id, kOne, (id - 1) * 2 * kLarge, kLarge);
+  saving.saves.schedule({saving.storages.at(1).transfer, saving.storages.at(2).transfer});
+  saving.storages.free(1);  // and no thread works on it
+  EXPECT_EQ(saving.storages.resident(), kLarge);
+  EXPECT(!saving.storages.holds_freed());
+  EXPECT(saving.in_arena(0, kLarge) == Bytes(kLarge, kOne));
+  EXPECT(saving.in_arena(2 * kLarge, kLarge) == Bytes(kLarge));
+  saving.storages.give_up(2);
+  EXPECT_EQ(saving.storages.resident(), uint64_t{0});
+  EXPECT(saving.in_arena(2 * kLarge, kLarge) == Bytes(kLarge, kOne));
+  saving.saves.finish();
 }
 
 TEST(what_takes_over_a_number_leaves_the_bytes_before_it_to_the_snapshot) {
