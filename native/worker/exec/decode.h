@@ -14,9 +14,15 @@
 #include "oplog/codec.h"
 #include "oplog/compound.h"
 #include "oplog/geometry.h"
+#include "worker/exec/failures.h"
 #include "worker/state/state.h"
 
 namespace sing {
+
+// Checks that a record ends here: anything but padding after its payload is an error.
+inline void expect_end(const Reader& in) {
+  if (!in.ok() || in.remaining() >= 8) throw CorruptLog("a record of a wrong length");
+}
 
 // A tensor operand that lives on the device.
 struct Operand {

@@ -18,6 +18,8 @@
 // were.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -49,6 +51,11 @@ inline bool belongs_to_step(const RecordHeader& header) noexcept {
     default:
       return false;
   }
+}
+
+// Order-dependent hash: the same parts in another order give another value.
+inline uint64_t mixed(uint64_t hash, uint64_t part) noexcept {
+  return (hash + part) * 0x9e3779b97f4a7c15;
 }
 
 // Why a record is not executed again: it ended the workers that executed it.
@@ -122,8 +129,7 @@ class Executor : private Postponed::Performer {
   void settings_change();
 
   // Does the work of a record, and once more with more memory: see Note [Room].
-  template <class Work>
-  void with_room(const Work& work, const Operator* op = nullptr);
+  void with_room(c10::function_ref<void(bool again)> work, const Operator* op = nullptr);
   bool may_repeat(const Operator* op) const;
   void make_room();
   void parse_again(Reader in, const Operator& op, uint16_t arguments);

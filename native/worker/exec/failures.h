@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -19,6 +20,11 @@ struct Failure {
   std::string operation;  // "aten::add.out"
   std::string message;
 };
+
+// The name of an operation, as lost storages share it.
+inline std::shared_ptr<const std::string> shared_name(const std::string& operation) {
+  return std::make_shared<const std::string>(operation);
+}
 
 // An error that ends the run. Any other exception is the failure of one record.
 class EndOfRun : public std::runtime_error {
