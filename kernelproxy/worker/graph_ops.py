@@ -1,4 +1,4 @@
-"""Worker's side of the operators that represent graphs (`native/worker/exec/graphs.cpp`).
+"""Worker's side of the operators that represent graphs (`native/worker/operators/graphs.cpp`).
 
 Registered in the zygote, which is forked often: their imports are made at their first use.
 """

@@ -1,6 +1,6 @@
 """Worker's side of operators that are not torch's: it imports the modules that define them.
 
-`native/worker/exec/origins.cpp` calls this when a notebook's log defines such an operator, and when
+`native/worker/operators/origins.cpp` calls this when a notebook's log defines such an operator, and when
 a loaded snapshot contains one. The log is the user's own, and the worker has the user's privileges;
 still, names and paths are validated here.
 """

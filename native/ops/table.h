@@ -1,8 +1,8 @@
 // The table of operators: what applies to an operator in addition to its schema, a row for each.
 //
 // Each library includes this file once, below the functions that it names: the client in
-// client/ops/shapes.cpp, the worker in worker/exec/substitutes.cpp. A function of the other library
-// is null: ON_CLIENT and ON_WORKER say whose functions are there.
+// client/ops/shapes.cpp, the worker in worker/operators/substitutes.cpp. A function of the other
+// library is null: ON_CLIENT and ON_WORKER say whose functions are there.
 #pragma once
 
 #if !defined(ON_CLIENT) || !defined(ON_WORKER)
@@ -329,7 +329,7 @@ constexpr Row kRows[] = {
     {.name = "aten::_fused_adagrad_.*", .by_elements = true},
 
     // Operators that exist only for CUDA, or whose bits differ from the CPU's path:
-    // worker/exec/substitutes.cpp.
+    // worker/operators/substitutes.cpp.
     {.name = "aten::_softmax.out", .substitute = ON_WORKER(softmax_of_half<at::_softmax_outf>)},
     {.name = "aten::_log_softmax.out",
      .substitute = ON_WORKER(softmax_of_half<at::_log_softmax_outf>)},

@@ -17,7 +17,7 @@
 #include "client/ops/tensors.h"
 #include "tests/check.h"
 #include "tests/client/device.h"
-#include "worker/exec/substitutes.h"
+#include "worker/operators/substitutes.h"
 
 using namespace sing;
 using namespace sing::test;

@@ -14,8 +14,8 @@
 #pragma once
 
 #include "worker/exec/decode.h"
-#include "worker/exec/operators.h"
 #include "worker/exec/outputs.h"
+#include "worker/operators/operators.h"
 
 namespace sing {
 

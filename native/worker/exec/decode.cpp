@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "worker/exec/compound.h"
-#include "worker/exec/origins.h"
+#include "worker/operators/origins.h"
 
 namespace sing {
 

@@ -16,7 +16,7 @@
 #include <string>
 
 #include "oplog/settings.h"
-#include "worker/exec/operators.h"
+#include "worker/operators/operators.h"
 
 namespace sing {
 

@@ -1,7 +1,7 @@
 // Executes the records that are no calls of operators.
 #include "worker/exec/executor.h"
-#include "worker/exec/origins.h"
 #include "worker/loop/clock.h"
+#include "worker/operators/origins.h"
 
 namespace sing {
 

@@ -15,7 +15,7 @@
 #include <span>
 
 #include "oplog/codec.h"
-#include "worker/exec/operators.h"
+#include "worker/operators/operators.h"
 #include "worker/replicas/rewrite.h"
 
 namespace sing {

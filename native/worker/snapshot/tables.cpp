@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "oplog/mapping.h"
-#include "worker/exec/origins.h"
+#include "worker/operators/origins.h"
 
 namespace sing {
 

@@ -9,7 +9,7 @@
 #include "oplog/settings.h"
 #include "worker/exec/failures.h"
 #include "worker/exec/generators.h"
-#include "worker/exec/operators.h"
+#include "worker/operators/operators.h"
 #include "worker/state/device_time.h"
 #include "worker/state/exactness.h"
 #include "worker/state/storages.h"

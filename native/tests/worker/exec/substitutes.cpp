@@ -1,5 +1,5 @@
 // CUDA-only operators on a software device, against what the CPU computes itself.
-#include "worker/exec/substitutes.h"
+#include "worker/operators/substitutes.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

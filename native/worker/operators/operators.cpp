@@ -1,4 +1,4 @@
-#include "worker/exec/operators.h"
+#include "worker/operators/operators.h"
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/jit_type.h>
@@ -8,7 +8,7 @@
 
 #include "ops/inexact.h"
 #include "worker/exec/failures.h"
-#include "worker/exec/substitutes.h"
+#include "worker/operators/substitutes.h"
 
 namespace sing {
 

@@ -1,4 +1,4 @@
-#include "worker/exec/substitutes.h"
+#include "worker/operators/substitutes.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-#include "worker/exec/origins.h"
+#include "worker/operators/origins.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
