@@ -1,8 +1,8 @@
 """Worker's side of operators that are not torch's: it imports the modules that define them.
 
-`native/worker/operators/origins.cpp` calls this when a notebook's log defines such an operator, and when
-a loaded snapshot contains one. The log is the user's own, and the worker has the user's privileges;
-still, names and paths are validated here.
+`native/worker/operators/origins.cpp` calls this when a notebook's log defines such an operator, and
+when a loaded snapshot contains one. The log is the user's own, and the worker has the user's
+privileges; still, names and paths are validated here.
 """
 
 from __future__ import annotations
