@@ -156,8 +156,9 @@ def test_a_kernel_detaches_and_reattaches_and_its_client_keeps_its_state(
             one.revive(images)
             printed = [one.notebook.finish(cell).stdout for cell in cells]
             assert printed == [f"{20 * (number - 1) + i}\n" for i in range(1, 21)]
-            line = '{"restored": true, "session": "s0"}\n'
-            assert one.notebook.run("print(woken(), end='')").stdout == line
+            told = json.loads(one.notebook.run("print(woken(), end='')").stdout)
+            told.pop("ports", None)  # of its own, if another program has taken one meanwhile
+            assert told == {"restored": True, "session": "s0"}
 
 
 @each_form
