@@ -60,6 +60,7 @@ from jupyter_client.manager import KernelManager
 manager = KernelManager(kernel_name="python3")
 manager.start_kernel()
 print(manager.provisioner.pid, manager.connection_file, flush=True)
+input()
 os._exit(9)
 """
 
@@ -465,15 +466,15 @@ async def _connect(request: HTTPRequest) -> WebSocketClientConnection:
 
 
 def test_the_kernel_ends_with_its_server(daemon: FakeDaemon, tmp_path: Path) -> None:
-    server = subprocess.run(
-        [sys.executable, "-c", SERVER], env=dict(os.environ), stdout=subprocess.PIPE, check=False
-    )
-    assert server.returncode == 9
-    pid, name = server.stdout.split()
-    try:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        env=dict(os.environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as server:  # fmt: skip
+        assert server.stdout is not None
+        pid, name = server.stdout.readline().split()
+        daemon.managers.get(timeout=SECONDS_MAX)  # the process manager has reached the daemon
         with watched(int(pid)) as ended:
+            server.communicate("\n", timeout=SECONDS_MAX)
+            assert server.returncode == 9
             assert ended()
-    except ProcessLookupError:
-        pass  # it has already ended
-    daemon.managers.get(timeout=SECONDS_MAX)
-    Path(name.decode()).unlink()
+    Path(name).unlink()
