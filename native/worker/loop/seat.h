@@ -15,7 +15,8 @@
 // the backward pass continues, does not end a turn in the middle. A program that has its answer and
 // holds nothing gives up its turn at once: the others come to the same place, and free what they
 // have from the step before. A session that parks for a moment, as its snapshot begins, is waited
-// for, too, if it holds memory.
+// for, too, if it holds memory. The present turn waits while another session frees memory that a
+// snapshot still saves.
 //
 // A program that waits for an answer to its next record but a few does not wait for the step of
 // another rank: it has a turn in between. All ranks come to the place at which they free what they
